@@ -1,0 +1,84 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2026.10.20", "ruamel.yaml==0.19.1"]
+#
+# [tool.nox]
+# script-venv-backend = "virtualenv"
+# ///
+"""Sessions over ``python -m dsops_builder``. Every row of build_matrix.yaml has ``build-ROW`` and ``smoke-ROW``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+from ruamel.yaml import YAML
+
+nox.needs_version = ">=2026.10.20"
+nox.options.default_venv_backend = "virtualenv"  # reads pip's configuration, as the builder does; uv is not needed
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+
+ROWS = tuple(YAML(typ="safe", pure=True).load(Path("build_matrix.yaml"))["rows"])
+GROUPS = nox.project.load_toml("pyproject.toml")
+SOURCES = {"PYTHONPATH": "src"}
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups of pyproject.toml."""
+    session.install("--quiet", *nox.project.dependency_groups(GROUPS, *groups))
+
+
+def builder(session: nox.Session, *words: str) -> None:
+    """Run one command of the builder, with what was given after ``--``."""
+    install(session, "builder")
+    session.run("python", "-m", "dsops_builder", *words, *session.posargs, env=SOURCES)
+
+
+def build(session: nox.Session) -> None:
+    """Build the row's wheels into dist/: -- --torch 2.7.1 --python 3.11 narrows it."""
+    builder(session, "build", session.name.removeprefix("build-"))
+
+
+def smoke(session: nox.Session) -> None:
+    """Train one step with the row's wheels, in a clean environment."""
+    builder(session, "smoke", session.name.removeprefix("smoke-"))
+
+
+for row in ROWS:
+    nox.session(name=f"build-{row}")(build)
+    nox.session(name=f"smoke-{row}")(smoke)
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Build the loader's wheels into dist/."""
+    builder(session, "core")
+
+
+@nox.session
+def plan(session: nox.Session) -> None:
+    """Print what would be built: -- 1_cu118 for one row, -- --json for GitHub Actions."""
+    builder(session, "plan")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run pytest over tests/, or over what is given after --."""
+    install(session, "builder", "test")
+    session.run("pytest", *(session.posargs or ["tests"]), env=SOURCES)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Run ruff: its rules, then its format."""
+    install(session, "lint")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Run mypy, strict, over src, tests and this file."""
+    install(session, "typecheck")
+    session.run("mypy", *(session.posargs or ["src", "tests", "noxfile.py"]))

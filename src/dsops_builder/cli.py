@@ -1,0 +1,203 @@
+"""``python -m dsops_builder VERB``: the only module that reads the environment and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+from cyclopts import App, CycloptsError, Parameter
+
+from dsops_builder.errors import BuilderError, Interrupted, ToolchainError, UsageError
+from dsops_builder.facts import gather_facts
+from dsops_builder.matrix import FILE_NAME, load_matrix
+from dsops_builder.model import Matrix, Op, Wheel
+from dsops_builder.ops import load_ops
+from dsops_builder.plan import Facts, Plan, Selection, everything, make_plan
+from dsops_builder.process import Shell
+from dsops_builder.report import Report
+
+_HELP = "Build DeepSpeed's ops ahead of time: build_matrix.yaml in, verified wheels out."
+
+RowId = Annotated[str, Parameter(help="Row of the matrix, BUILD_LABEL: 1_cu118.")]
+Torch = Annotated[str | None, Parameter(help="Only this torch release of the row.")]
+Python = Annotated[str | None, Parameter(help="Only this Python of the row.")]
+Dist = Annotated[Path, Parameter(help="Folder of the finished wheels.")]
+Cache = Annotated[
+    Path | None,
+    Parameter(help="Folder of downloads and toolchains. Default: $DSOPS_CACHE_DIR, else the user's cache folder."),
+]
+File = Annotated[Path, Parameter(name="--matrix", help="The matrix; ops/ lies beside it.")]
+
+_DIST = Path("dist")
+_FILE = Path(FILE_NAME)
+
+
+def main() -> None:
+    """Entry point: run the process's command line, and exit with the code of what happened."""
+    sys.exit(run(sys.argv[1:], os.environ))
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run one command line and return its exit code: 0, or that of the error's class (:mod:`.errors`).
+
+    An error ends in one block on stderr, without a traceback. Only a fault of the builder itself is raised.
+    """
+    report = Report.for_process(env)
+    try:
+        _app(_Commands(env=env, report=report))(list(arguments))
+    except CycloptsError as error:
+        return _fail(report, UsageError(f"{error}\n`python -m dsops_builder --help` lists the commands"))
+    except KeyboardInterrupt:
+        return _fail(report, Interrupted("interrupted; nothing half-made was left in the folder of wheels"))
+    except BuilderError as error:
+        return _fail(report, error)
+    return 0
+
+
+def _fail(report: Report, error: BuilderError) -> int:
+    report.error(str(error))
+    return error.exit_code
+
+
+def _app(commands: _Commands) -> App:
+    app = App(
+        name="dsops_builder",
+        help=_HELP,
+        version_flags=(),
+        default_parameter=Parameter(negative=()),
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for verb in (commands.build, commands.plan, commands.smoke, commands.core, commands.verify, commands.matrix):
+        app.command(verb)
+    return app
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Commands:
+    """The commands, each a method whose signature is its command line."""
+
+    env: Mapping[str, str]
+    report: Report
+
+    def build(
+        self,
+        row: RowId,
+        /,
+        *,
+        torch: Torch = None,
+        python: Python = None,
+        dist: Dist = _DIST,
+        cache: Cache = None,
+        matrix: File = _FILE,
+    ) -> None:
+        """Build a row's wheels. Their paths go to stdout."""
+        from dsops_builder import pipeline  # noqa: PLC0415  the other commands need none of its libraries
+
+        loaded, ops = self._load(matrix)
+        selection = Selection(row=row, torch=torch, python=python)
+        plan = self._plan(loaded, ops, selection)
+        self.report.say(plan.render())
+        if not plan.targets:
+            raise ToolchainError("\n".join(("nothing to build:", *(f"{one.id}: {one.reason}" for one in plan.excluded))))
+        with self._shell() as runner:
+            wheels = pipeline.build_row(
+                loaded, plan, dist=dist, cache=self._cache(cache), runner=runner, report=self.report
+            )
+        self.report.wheels(wheels)
+
+    def plan(
+        self,
+        row: RowId | None = None,
+        /,
+        *,
+        torch: Torch = None,
+        python: Python = None,
+        json_: Annotated[bool, Parameter(name="--json", help="One line for strategy.matrix of GitHub Actions.")] = False,
+        anywhere: Annotated[
+            bool, Parameter(help="Plan for a machine that has every Python and reaches every index.")
+        ] = False,
+        matrix: File = _FILE,
+    ) -> None:
+        """Print what a build of one row, or of every row, would make, on stdout."""
+        loaded, ops = self._load(matrix)
+        if row is None and (torch, python) != (None, None):
+            raise UsageError(f"--torch and --python need a ROW: {', '.join(loaded.rows)}")
+        facts = everything(loaded) if anywhere else None
+        plans = [
+            self._plan(loaded, ops, Selection(row=each, torch=torch, python=python), facts)
+            for each in ([row] if row is not None else loaded.rows)
+        ]
+        if json_:
+            self.report.data(json.dumps({"include": [plan.to_json() for plan in plans]}))
+        else:
+            self.report.data("\n\n".join(plan.render() for plan in plans))
+
+    def smoke(
+        self, row: RowId, /, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE
+    ) -> None:
+        """Install a row's wheels into a clean environment and train one step with them."""
+        from dsops_builder import smoke  # noqa: PLC0415  as above
+
+        loaded, ops = self._load(matrix)
+        # An unknown row is a fault of the command line, said before anything is made.
+        make_plan(loaded, ops, Selection(row=row), everything(loaded))
+        smoke.smoke_row(
+            loaded,
+            row,
+            root=matrix.resolve().parent,
+            dist=dist,
+            cache=self._cache(cache),
+            runner=self._shell(),
+            report=self.report,
+        )
+
+    def core(self, *, dist: Dist = _DIST, matrix: File = _FILE) -> None:
+        """Build the wheels of the loader. Their paths go to stdout."""
+        from dsops_builder import core  # noqa: PLC0415  as above
+
+        self.report.wheels(
+            core.build_core(matrix.resolve().parent, dist=dist, runner=self._shell(), report=self.report)
+        )
+
+    def verify(self, *wheels: Annotated[Path, Parameter(help="Wheels of ours.")]) -> None:
+        """Check finished wheels against every gate that needs no build."""
+        raise NotImplementedError(wheels)
+
+    def matrix(self, *, matrix: File = _FILE) -> None:
+        """Check build_matrix.yaml and ops/. The rows' ids go to stdout."""
+        loaded, ops = self._load(matrix)
+        facts = everything(loaded)
+        plans = [make_plan(loaded, ops, Selection(row=row), facts) for row in loaded.rows]
+        targets = sum(len(plan.targets) for plan in plans)
+        excluded = sum(len(plan.excluded) for plan in plans)
+        self.report.say(f"{matrix}: no faults; rows: {len(plans)}, targets: {targets}, excluded: {excluded}")
+        self.report.data("\n".join(loaded.rows))
+
+    def _load(self, path: Path) -> tuple[Matrix, tuple[Op, ...]]:
+        return load_matrix(path), load_ops(path.parent / "ops")
+
+    def _plan(self, matrix: Matrix, ops: tuple[Op, ...], selection: Selection, facts: Facts | None = None) -> Plan:
+        # The first plan finds the words that the matrix does not have, before the machine is asked anything.
+        make_plan(matrix, ops, selection, everything(matrix))
+        return make_plan(matrix, ops, selection, facts or gather_facts(matrix, [selection.row], self.env))
+
+    def _shell(self) -> Shell:
+        return Shell(echo=self.report.echo)
+
+    def _cache(self, asked: Path | None) -> Path:
+        if asked is not None:
+            return asked.absolute()
+        chosen = self.env.get("DSOPS_CACHE_DIR")
+        return Path(chosen).absolute() if chosen else platformdirs.user_cache_path("dsops-builder")
+
+
+__all__ = ["Wheel", "main", "run"]

@@ -1,0 +1,141 @@
+"""Set up the host compiler: gcc with an old glibc, unpacked from pinned packages, and the link stubs that cap symbols."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsops_builder import stubs
+from dsops_builder.errors import ToolchainError
+from dsops_builder.fetch import DebianMirror, fresh_folder
+from dsops_builder.model import HostCompiler
+from dsops_builder.process import Runner
+from dsops_builder.stubs import capped, defined_symbols, write_stub
+
+_TRIPLE = "x86_64-linux-gnu"
+# Libraries whose symbols are capped, and the name under which -l finds each.
+_STUBBED = {
+    "libc.so.6": None,  # libc.so is a linker script, see _write_scripts
+    "libm.so.6": "libm.so",
+    "libpthread.so.0": "libpthread.so",
+    "libdl.so.2": "libdl.so",
+    "librt.so.1": "librt.so",
+    "libstdc++.so.6": "libstdc++.so",
+    "libgcc_s.so.1": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompilerHome:
+    """A compiler ready to run. ``key`` names what decides its output; ``link_flags`` put the stubs first."""
+
+    key: str
+    gcc: Path
+    gxx: Path
+    strip: Path
+    readelf: Path
+    link_flags: tuple[str, ...]
+    description: str
+
+
+def set_up_compiler(spec: HostCompiler, mirror: DebianMirror, cache: Path, runner: Runner) -> CompilerHome:
+    """Return the compiler of the matrix, unpacked into ``cache`` unless it is there.
+
+    Raises :class:`~dsops_builder.errors.FetchError` for a package and :class:`ToolchainError` when the compiler does
+    not run or is not of the version that the matrix states.
+    """
+    recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
+    key = hashlib.sha256((spec.model_dump_json() + recipe).encode()).hexdigest()[:16]
+    home = cache / "compiler" / key
+    if not home.exists():
+        with fresh_folder(home) as scratch:
+            _unpack(spec, mirror, scratch)
+            _write_wrappers(scratch, home)
+        _check(spec, home, runner)
+        with fresh_folder(home / "stubs") as scratch:
+            _write_link_stubs(spec, home, scratch, runner)
+    return CompilerHome(
+        key=key,
+        gcc=home / "bin/gcc",
+        gxx=home / "bin/g++",
+        strip=home / "bin/strip",
+        readelf=home / "bin/readelf",
+        link_flags=(f"-L{home / 'stubs'}", "-Wl,--as-needed"),
+        description=f"{spec.name} {spec.version} with glibc capped at {spec.glibc}",
+    )
+
+
+def _unpack(spec: HostCompiler, mirror: DebianMirror, home: Path) -> None:
+    mirror.unpack(spec.sysroot, home / "sysroot")
+    mirror.unpack(spec.libraries, home / "unpacked")
+    (home / "libraries").mkdir()
+    for library in sorted((home / "unpacked").glob(f"**/{_TRIPLE}/*.so*")):
+        library.rename(home / "libraries" / library.name)
+    # Debian's development links are absolute (libdl.so -> /lib/...): from outside the tree they lead to the host.
+    for link in (home / "sysroot").rglob("*"):
+        if link.is_symlink() and link.readlink().is_absolute():
+            inside = Path("/".join([".."] * (len(link.relative_to(home / "sysroot").parts) - 1))) / str(link.readlink())[1:]
+            link.unlink()
+            link.symlink_to(inside)
+
+
+def _write_wrappers(scratch: Path, home: Path) -> None:
+    """Write ``bin/``: each program with the libraries that it runs on, and the compilers with their sysroot.
+
+    The libraries are not in the sysroot's folder, whose glibc must not be loaded into a running program.
+    ``DSOPS_COMPILER_FLAGS`` reaches the compilers behind every build system, nvcc's host passes too.
+    """
+    (scratch / "bin").mkdir()
+    sysroot = home / "sysroot"
+    compile_flags = f'--sysroot={sysroot} -B{home}/bin/ $DSOPS_COMPILER_FLAGS'
+    programs = {
+        "gcc": (f"{_TRIPLE}-gcc-10", compile_flags),
+        "g++": (f"{_TRIPLE}-g++-10", compile_flags),
+        **{tool: (f"{_TRIPLE}-{tool}", "") for tool in ("as", "ld", "strip", "readelf", "ar", "nm", "objdump", "objcopy")},
+    }
+    for name, (program, flags) in programs.items():
+        wrapper = scratch / "bin" / name
+        wrapper.write_text(
+            "#!/bin/sh\n"
+            f"LD_LIBRARY_PATH={home}/libraries\nexport LD_LIBRARY_PATH\n"
+            f'exec {sysroot}/usr/bin/{program} {flags} "$@"\n',
+            encoding="utf-8",
+        )
+        wrapper.chmod(0o755)
+
+
+def _check(spec: HostCompiler, home: Path, runner: Runner) -> None:
+    found = runner.run([str(home / "bin/g++"), "-dumpfullversion"]).strip()
+    if found != spec.version:
+        raise ToolchainError(f"{home / 'bin/g++'} is version {found}, and build_matrix.yaml says {spec.version}")
+
+
+def _write_link_stubs(spec: HostCompiler, home: Path, folder: Path, runner: Runner) -> None:
+    ceilings = {
+        family: tuple(int(part) for part in text.split("."))
+        for family, text in {"GLIBC": spec.glibc, "GLIBCXX": spec.glibcxx, "CXXABI": spec.cxxabi, "GCC": "7.0.0"}.items()
+    }
+    sysroot = home / "sysroot"
+    for soname, link_name in _STUBBED.items():
+        places = [sysroot / "lib" / _TRIPLE / soname, sysroot / "usr/lib" / _TRIPLE / soname]
+        library = next(place for place in places if place.exists())
+        write_stub(folder / soname, capped(defined_symbols(library), ceilings), home / "bin/gcc", runner)
+        if link_name is not None:
+            (folder / link_name).symlink_to(soname)
+    _write_scripts(sysroot, home / "stubs", folder)
+
+
+def _write_scripts(sysroot: Path, final: Path, folder: Path) -> None:
+    """Write libc.so and libgcc_s.so, linker scripts like the ones they replace.
+
+    libpthread is beside libc because glibc has it apart until 2.34, and DeepSpeed links none.
+    """
+    nonshared = sysroot / "usr/lib" / _TRIPLE / "libc_nonshared.a"
+    loader = sysroot / "lib" / _TRIPLE / "ld-2.31.so"
+    (folder / "libc.so").write_text(
+        f"OUTPUT_FORMAT(elf64-x86-64)\nGROUP ( {final}/libc.so.6 {nonshared} "
+        f"AS_NEEDED ( {final}/libpthread.so.0 {loader} ) )\n",
+        encoding="utf-8",
+    )
+    (folder / "libgcc_s.so").write_text(f"GROUP ( {final}/libgcc_s.so.1 -lgcc )\n", encoding="utf-8")

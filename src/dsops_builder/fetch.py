@@ -1,0 +1,155 @@
+"""Bring pinned files into the cache: Debian packages by path and sha256, sdists and wheels by version through pip."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pooch
+import requests
+
+from dsops_builder.errors import CommandError, FetchError
+from dsops_builder.model import Package, TorchOrigin
+from dsops_builder.process import Runner
+from dsops_prebuilt._manifest import file_sha256
+
+pooch.get_logger().setLevel("WARNING")
+
+_ARCHIVE = re.compile(r"^'(?P<base>\S+?)/dists/[^/']+/", re.MULTILINE)
+
+
+class DebianMirror:
+    """Debian packages, each pinned by sha256, kept in ``cache/debian``.
+
+    ``base`` is the mirror's address (``DSOPS_DEBIAN_MIRROR``); None asks this machine's apt configuration, and only
+    when a package is not in the cache.
+    """
+
+    def __init__(self, base: str | None, cache: Path, runner: Runner) -> None:
+        self._base = base
+        self._folder = cache / "debian"
+        self._runner = runner
+
+    def fetch(self, package: Package) -> Path:
+        """Return the package's file. Raises :class:`FetchError` for no network, no such file, or another hash."""
+        name = Path(package.path).name
+        path = self._folder / f"{package.sha256[:12]}-{name}"
+        if path.exists():
+            return path
+        url = f"{self._mirror()}/{package.path}"
+        try:
+            pooch.retrieve(
+                url,
+                known_hash=f"sha256:{package.sha256}",
+                fname=path.name,
+                path=self._folder,
+                progressbar=sys.stderr.isatty(),
+            )
+        except (requests.RequestException, OSError) as error:
+            raise FetchError(
+                f"{url}: {error}\nIf this mirror no longer has the file, set DSOPS_DEBIAN_MIRROR to one that does"
+            ) from error
+        except ValueError as error:  # pooch's word for a hash that differs; it has removed the file
+            raise FetchError(f"{url}: {error}\nNothing was kept; build_matrix.yaml has the sha256 expected") from error
+        return path
+
+    def unpack(self, packages: Iterable[Package], folder: Path) -> None:
+        """Unpack every package into one tree, without root and without running its scripts."""
+        for package in packages:
+            self._runner.run(["dpkg-deb", "-x", str(self.fetch(package)), str(folder)])
+
+    def _mirror(self) -> str:
+        if self._base is None:
+            self._base = self._apt_mirror()
+        return self._base.rstrip("/")
+
+    def _apt_mirror(self) -> str:
+        # Printing what an update would fetch needs no lists, no root and no network (apt-get(8), --print-uris).
+        try:
+            printed = self._runner.run(["apt-get", "--print-uris", "update"])
+        except CommandError as error:
+            raise FetchError(f"no Debian mirror: set DSOPS_DEBIAN_MIRROR, or run on Debian\n{error}") from error
+        bases = [found["base"] for found in _ARCHIVE.finditer(printed)]
+        for base in bases:
+            if base.endswith("/debian"):
+                return base
+        raise FetchError(
+            "no Debian mirror in this machine's apt configuration "
+            f"(found: {', '.join(bases) or 'none'}); set DSOPS_DEBIAN_MIRROR"
+        )
+
+
+def fetch_sdist(version: str, sha256: str, cache: Path, runner: Runner) -> Path:
+    """Return DeepSpeed's sdist. Raises :class:`FetchError` for no index, no such release, or another hash."""
+    path = cache / "sdist" / f"deepspeed-{version}.tar.gz"
+    if not path.exists():
+        command = _pip("download", "--no-deps", "--no-binary", "deepspeed", f"deepspeed=={version}")
+        _download(command, path, runner, f"deepspeed {version}")
+    _check(path, (sha256,))
+    return path
+
+
+def fetch_torch(origin: TorchOrigin, python: Path, accepted: tuple[str, ...], cache: Path, runner: Runner) -> Path:
+    """Return the torch wheel of ``origin`` for the interpreter ``python``.
+
+    ``accepted`` are the sha256 of build_matrix.yaml; they are checked for the default index. PyTorch's own indexes
+    publish the hash of each file, and pip checks that one. Raises :class:`FetchError`.
+    """
+    version = runner.run([str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
+    folder = cache / "torch" / f"{origin.requirement.replace('==', '-')}-cp{version.replace('.', '')}"
+    kept = sorted(folder.glob("*.whl"))
+    if not kept:
+        index = [] if origin.index is None else ["--index-url", origin.index]
+        platform = ["--python-version", version, "--only-binary", ":all:"]
+        command = _pip("download", "--no-deps", *platform, *index, origin.requirement)
+        kept = [_download(command, folder, runner, origin.requirement)]
+    if origin.index is None and accepted:
+        _check(kept[0], accepted)
+    return kept[0]
+
+
+def _pip(*words: str) -> list[str]:
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+
+
+def _download(command: list[str], target: Path, runner: Runner, what: str) -> Path:
+    """Run pip into a temporary folder and move the one file it left: to ``target``, or into it when it has no suffix."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        try:
+            runner.run([*command, "--dest", scratch])
+        except CommandError as error:
+            raise FetchError(f"{what} cannot be downloaded; check the network and pip's index\n{error}") from error
+        (found,) = Path(scratch).iterdir()
+        final = target if target.name == found.name else target / found.name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(found, final)
+    return final
+
+
+def _check(path: Path, accepted: tuple[str, ...]) -> None:
+    found = file_sha256(path)
+    if found not in accepted:
+        path.unlink()
+        raise FetchError(
+            f"{path}: sha256 {found}, and build_matrix.yaml accepts {' or '.join(accepted)}; the file was removed"
+        )
+
+
+@contextmanager
+def fresh_folder(path: Path) -> Iterator[Path]:
+    """Give a scratch folder that becomes ``path`` when the block ends well, and nothing when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        scratch.rename(path)
+    finally:
+        if scratch.exists():
+            shutil.rmtree(scratch)

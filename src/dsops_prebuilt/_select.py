@@ -1,0 +1,240 @@
+"""Decide, as a pure function of request, host and artifacts, which artifact may be loaded, and why no other may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Optional, Sequence, Tuple
+
+from dsops_prebuilt._manifest import TIERS, Artifact
+from dsops_prebuilt._variant import CudaRelease
+
+if TYPE_CHECKING:
+    from dsops_prebuilt._host import Host
+
+_LISTED = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """An op by its builder's ``NAME``, and the accelerator whose kernel is wanted: ``cuda``, ``cpu``, ..."""
+
+    op: str
+    accelerator: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.accelerator})"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An artifact of an installed payload: the payload's label and build number, and the folder of its files."""
+
+    artifact: Artifact
+    label: str
+    build: int
+    folder: str
+
+    def __str__(self) -> str:
+        return f"{self.label}/{self.artifact.file}"
+
+    @property
+    def preference(self) -> Tuple[int, int, int, str, str, str]:
+        """The ranking, smallest first and total, as no two offers are one file.
+
+        Highest SIMD level; then stock before portable before reference; then the later build; then, only so that the
+        answer is always the same, label, file and folder.
+        """
+        made = self.artifact
+        return (-made.simd.rank, TIERS.index(made.tier), -self.build, self.label, made.file, self.folder)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One key of :data:`KEYS` on which an artifact fails, and why, in one sentence without a final stop."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An offer and every key on which it fails; accepted when there is none."""
+
+    offer: Offer
+    rejections: Tuple[Rejection, ...]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.rejections
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The answer to a request: the offer to load, or None, and the verdict on every offer of that op, best first."""
+
+    request: Request
+    chosen: Optional[Offer]
+    verdicts: Tuple[Verdict, ...]
+
+
+def judge(
+    artifact: Artifact, request: Request, host: Host, keys: Optional[Sequence[str]] = None
+) -> Tuple[Rejection, ...]:
+    """Every key of ``keys`` (all of :data:`KEYS` by default), in that order, on which the artifact may not be loaded."""
+    reasons = ((key, KEYS[key](artifact, request, host)) for key in (KEYS if keys is None else keys))
+    return tuple(Rejection(key, reason) for key, reason in reasons if reason is not None)
+
+
+def select(offers: Iterable[Offer], request: Request, host: Host) -> Selection:
+    """Judge every offer of the requested op, and choose the first accepted one by :attr:`Offer.preference`."""
+    of_op = sorted((offer for offer in offers if offer.artifact.op == request.op), key=lambda offer: offer.preference)
+    verdicts = tuple(Verdict(offer, judge(offer.artifact, request, host)) for offer in of_op)
+    return Selection(request, next((item.offer for item in verdicts if item.accepted), None), verdicts)
+
+
+def may_serve(offers: Iterable[Offer], request: Request, host: Host) -> bool:
+    """Whether an offer passes every key that costs nothing: no GPU is asked and no file is hashed."""
+    return any(not judge(offer.artifact, request, host, CHEAP) for offer in offers if offer.artifact.op == request.op)
+
+
+def default_accelerator(host: Host) -> str:
+    """``DS_ACCELERATOR``, else ``cuda`` for a CUDA torch and a GPU, else ``cpu``, as real_accelerator.py (0.19.8)."""
+    cuda = host.torch is not None and host.torch.cuda is not None and host.gpus()
+    return host.setting("DS_ACCELERATOR") or ("cuda" if cuda else "cpu")
+
+
+def _op(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    return None if artifact.op == request.op else f"it holds {artifact.op}, not {request.op}"
+
+
+def _accelerator(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if request.accelerator in artifact.accelerators:
+        return None
+    return f"its kernel is for {' and '.join(artifact.accelerators)}, and {request.accelerator} was asked for"
+
+
+def _python(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if artifact.python is None or artifact.python == host.python:
+        return None
+    return f"it is built for {artifact.python}, and this interpreter is {host.python or 'of an unknown kind'}"
+
+
+def _machine(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if artifact.machine == host.machine:
+        return None
+    return f"it is built for {artifact.machine}, and this machine is {host.machine or 'of an unknown kind'}"
+
+
+def _libc(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    needs = f"it needs Linux with glibc {artifact.glibc[0]}.{artifact.glibc[1]} or later"
+    if host.system != "Linux":
+        return f"{needs}, and this system is {host.system or 'unknown'}"
+    libc = host.libc
+    if libc is None or (libc.kind == "glibc" and libc.version is None):
+        return f"{needs}, and this machine's C library is unknown"
+    if libc.kind != "glibc" or libc.version is None or libc.version < artifact.glibc:
+        return f"{needs}, and this machine has {libc}"
+    return None
+
+
+def _simd(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    level = host.simd
+    if level is not None and artifact.simd.runs_on(level):
+        return None
+    return f"it needs the SIMD level {artifact.simd}, and this processor's is {level or 'unknown'}"
+
+
+def _torch(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    needs = artifact.torch
+    if needs is None:
+        return None
+    if host.torch is None:
+        return f"it needs torch {needs.exact or needs.minor}, and torch is not installed or cannot be imported"
+    if needs.exact is not None:
+        fits = needs.exact == host.torch.version
+        return None if fits else f"it needs exactly torch {needs.exact}, and this is {host.torch.version}"
+    if not host.torch.is_release:
+        return (
+            f"it is built for releases of torch {needs.minor}, and this torch ({host.torch.version}) is not a release"
+        )
+    return (
+        None if needs.minor == host.torch.minor else f"it needs torch {needs.minor}, and this is {host.torch.version}"
+    )
+
+
+def _cxx11_abi(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if artifact.torch is None:
+        return None
+    found = None if host.torch is None else host.torch.cxx11_abi
+    if found is None:
+        return f"it needs a torch with C++11 ABI {int(artifact.torch.cxx11_abi)}, and this torch's is unknown"
+    if found is artifact.torch.cxx11_abi:
+        return None
+    return f"it needs a torch with C++11 ABI {int(artifact.torch.cxx11_abi)}, and this torch has ABI {int(found)}"
+
+
+def _cuda(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if artifact.cuda is None:
+        return None
+    toolkit = artifact.cuda.toolkit
+    needs = f"it needs a torch with CUDA {toolkit} or a later {toolkit.major}.x"
+    if host.torch is None:
+        return f"{needs}, and torch is not installed or cannot be imported"
+    if host.torch.cuda is None:
+        return f"{needs}, and this torch is built {'for ROCm' if host.torch.hip else 'without CUDA'}"
+    runtime = CudaRelease.parse(host.torch.cuda)
+    fits = runtime.major == toolkit.major and runtime >= toolkit
+    return None if fits else f"{needs}, and this torch brings CUDA {runtime}"
+
+
+def _sources(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if host.csrc is None:
+        return "DeepSpeed's sources (deepspeed/ops/csrc) are not installed, so nothing proves that it is made from them"
+    if any(host.closure_digest(source.closure) == source.sha256 for source in artifact.sources):
+        return None
+    known = [release for source in artifact.sources for release in source.deepspeed]
+    listed = ", ".join(known if len(known) <= _LISTED else [*known[:2], "...", known[-1]])
+    return f"it is made from the sources of DeepSpeed {listed}, and the installed ones ({host.deepspeed}) differ"
+
+
+def _gpu(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    if artifact.cuda is None:
+        return None
+    if host.tegra:
+        return "this is an NVIDIA Jetson, whose CUDA is not the one it is built for"
+    gpus = host.gpus()
+    if gpus is None:
+        return "the GPUs of this machine cannot be asked (libnvidia-ml.so.1 does not answer)"
+    if not gpus:
+        return "no NVIDIA GPU is visible to this process"
+    holds = artifact.cuda.sass + artifact.cuda.ptx
+    for gpu in gpus:
+        if any(gpu.runs(arch) for arch in artifact.cuda.sass):
+            continue
+        if not any(gpu.compiles(arch) for arch in artifact.cuda.ptx):
+            return f"it holds code for {', '.join(map(str, holds))}, and none of it runs on {gpu}"
+        if host.driver is None or host.driver < artifact.cuda.toolkit:
+            return (
+                f"{gpu} can use only its PTX, which needs a driver of CUDA {artifact.cuda.toolkit} or later, "
+                f"and this driver's is {host.driver or 'unknown'}"
+            )
+    return None
+
+
+KEYS: Dict[str, Callable[[Artifact, Request, Host], Optional[str]]] = {
+    "op": _op,
+    "accelerator": _accelerator,
+    "python": _python,
+    "machine": _machine,
+    "libc": _libc,
+    "simd": _simd,
+    "torch": _torch,
+    "cxx11_abi": _cxx11_abi,
+    "cuda": _cuda,
+    "sources": _sources,
+    "gpu": _gpu,
+}
+"""Every key that binds, in the order in which reasons are given: what was asked, the machine, torch, DeepSpeed, GPU."""
+
+CHEAP = tuple(key for key in KEYS if key not in ("sources", "gpu"))
+"""The keys that read no file and ask no device."""

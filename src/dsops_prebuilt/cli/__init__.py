@@ -1,0 +1,38 @@
+"""The ``dsops`` command: one module a verb; data on stdout, errors on stderr, the error's exit code to the shell."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Optional, Sequence
+
+from dsops_prebuilt import __version__
+from dsops_prebuilt._errors import DsopsError
+from dsops_prebuilt._host import Host, detect
+from dsops_prebuilt.cli import explain, listing
+
+VERBS = (explain, listing)
+
+
+def main(arguments: Optional[Sequence[str]] = None, host: Optional[Host] = None) -> int:
+    """Run the command, by default that of ``sys.argv``, on ``host``, by default this machine; return its exit code.
+
+    0 is success; every :class:`DsopsError` has a code of its own; :mod:`argparse` exits with 2 for a usage fault.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        code: int = options.run(options, host or detect())
+    except DsopsError as error:
+        print(f"dsops: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of every verb."""
+    top = argparse.ArgumentParser(prog="dsops", description="DeepSpeed's ops, prebuilt: what is here, and what fits.")
+    top.add_argument("--version", action="version", version=f"dsops-prebuilt {__version__}")
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add(verbs)
+    return top
