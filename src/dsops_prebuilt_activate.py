@@ -8,9 +8,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any, Optional, Sequence
+    from typing import Any, Optional
 
 WATCHED = ("deepspeed.ops.op_builder.builder", "op_builder.builder", "deepspeed.env_report")
 """The modules that are changed once they have run; ``op_builder`` is the name in a DeepSpeed source checkout."""

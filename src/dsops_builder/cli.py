@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,10 @@ from typing import Annotated
 import platformdirs
 from cyclopts import App, CycloptsError, Parameter
 
-from dsops_builder.errors import BuilderError, Interrupted, ToolchainError, UsageError
+from dsops_builder.errors import BuilderError, GateError, Interrupted, ToolchainError, UsageError
 from dsops_builder.facts import gather_facts
 from dsops_builder.matrix import FILE_NAME, load_matrix
-from dsops_builder.model import Matrix, Op, Wheel
+from dsops_builder.model import Matrix, Op
 from dsops_builder.ops import load_ops
 from dsops_builder.plan import Facts, Plan, Selection, everything, make_plan
 from dsops_builder.process import Shell
@@ -32,7 +32,14 @@ Cache = Annotated[
     Path | None,
     Parameter(help="Folder of downloads and toolchains. Default: $DSOPS_CACHE_DIR, else the user's cache folder."),
 ]
+Json = Annotated[bool, Parameter(name="--json", help="One line, for strategy.matrix of GitHub Actions.")]
+Anywhere = Annotated[bool, Parameter(help="Plan for a machine that has every Python and reaches every index.")]
+Wheels = Annotated[Path, Parameter(help="Finished wheels of this project.")]
+Cuobjdump = Annotated[Path | None, Parameter(help="NVIDIA's cuobjdump; without it GPU code is not looked into.")]
 File = Annotated[Path, Parameter(name="--matrix", help="The matrix; ops/ lies beside it.")]
+
+Ask = Callable[[Matrix, Iterable[str], Mapping[str, str]], Facts]
+"""Finds out what the plans of these rows need to know of the machine; see :func:`gather_facts`."""
 
 _DIST = Path("dist")
 _FILE = Path(FILE_NAME)
@@ -43,14 +50,14 @@ def main() -> None:
     sys.exit(run(sys.argv[1:], os.environ))
 
 
-def run(arguments: Sequence[str], env: Mapping[str, str]) -> int:
+def run(arguments: Sequence[str], env: Mapping[str, str], *, ask: Ask = gather_facts) -> int:
     """Run one command line and return its exit code: 0, or that of the error's class (:mod:`.errors`).
 
-    An error ends in one block on stderr, without a traceback. Only a fault of the builder itself is raised.
+    ``ask`` finds out about the machine. An error ends in one block on stderr, without a traceback. Only a fault of the builder itself is raised.
     """
     report = Report.for_process(env)
     try:
-        _app(_Commands(env=env, report=report))(list(arguments))
+        _app(_Commands(env=env, report=report, ask=ask))(list(arguments))
     except CycloptsError as error:
         return _fail(report, UsageError(f"{error}\n`python -m dsops_builder --help` lists the commands"))
     except KeyboardInterrupt:
@@ -87,6 +94,7 @@ class _Commands:
 
     env: Mapping[str, str]
     report: Report
+    ask: Ask
 
     def build(
         self,
@@ -100,18 +108,18 @@ class _Commands:
         matrix: File = _FILE,
     ) -> None:
         """Build a row's wheels. Their paths go to stdout."""
-        from dsops_builder import pipeline  # noqa: PLC0415  the other commands need none of its libraries
-
         loaded, ops = self._load(matrix)
         selection = Selection(row=row, torch=torch, python=python)
         plan = self._plan(loaded, ops, selection)
         self.report.say(plan.render())
         if not plan.targets:
-            raise ToolchainError("\n".join(("nothing to build:", *(f"{one.id}: {one.reason}" for one in plan.excluded))))
-        with self._shell() as runner:
-            wheels = pipeline.build_row(
-                loaded, plan, dist=dist, cache=self._cache(cache), runner=runner, report=self.report
-            )
+            reasons = [f"{cell.id}: {cell.reason}" for cell in plan.excluded]
+            raise ToolchainError("\n".join(["nothing to build:", *reasons]))
+        from dsops_builder import pipeline  # noqa: PLC0415  the other commands need none of its libraries
+
+        wheels = pipeline.build_row(
+            loaded, plan, dist=dist, cache=self._cache(cache), runner=self._shell(), report=self.report
+        )
         self.report.wheels(wheels)
 
     def plan(
@@ -121,10 +129,8 @@ class _Commands:
         *,
         torch: Torch = None,
         python: Python = None,
-        json_: Annotated[bool, Parameter(name="--json", help="One line for strategy.matrix of GitHub Actions.")] = False,
-        anywhere: Annotated[
-            bool, Parameter(help="Plan for a machine that has every Python and reaches every index.")
-        ] = False,
+        as_json: Json = False,
+        anywhere: Anywhere = False,
         matrix: File = _FILE,
     ) -> None:
         """Print what a build of one row, or of every row, would make, on stdout."""
@@ -136,14 +142,12 @@ class _Commands:
             self._plan(loaded, ops, Selection(row=each, torch=torch, python=python), facts)
             for each in ([row] if row is not None else loaded.rows)
         ]
-        if json_:
+        if as_json:
             self.report.data(json.dumps({"include": [plan.to_json() for plan in plans]}))
         else:
             self.report.data("\n\n".join(plan.render() for plan in plans))
 
-    def smoke(
-        self, row: RowId, /, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE
-    ) -> None:
+    def smoke(self, row: RowId, /, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE) -> None:
         """Install a row's wheels into a clean environment and train one step with them."""
         from dsops_builder import smoke  # noqa: PLC0415  as above
 
@@ -168,9 +172,21 @@ class _Commands:
             core.build_core(matrix.resolve().parent, dist=dist, runner=self._shell(), report=self.report)
         )
 
-    def verify(self, *wheels: Annotated[Path, Parameter(help="Wheels of ours.")]) -> None:
-        """Check finished wheels against every gate that needs no build."""
-        raise NotImplementedError(wheels)
+    def verify(self, *wheels: Wheels, cuobjdump: Cuobjdump = None) -> None:
+        """Check finished wheels against every gate that needs no build; all of them, whatever the first one says."""
+        from dsops_builder.verify import Context, verify_wheel  # noqa: PLC0415  as above
+
+        if not wheels:
+            raise UsageError("verify needs the paths of wheels: dist/*.whl")
+        failures = []
+        for wheel in wheels:
+            try:
+                for line in verify_wheel(wheel, Context(runner=self._shell(), cuobjdump=cuobjdump)):
+                    self.report.say(line)
+            except GateError as error:
+                failures.append(str(error))
+        if failures:
+            raise GateError("\n".join(failures))
 
     def matrix(self, *, matrix: File = _FILE) -> None:
         """Check build_matrix.yaml and ops/. The rows' ids go to stdout."""
@@ -188,7 +204,7 @@ class _Commands:
     def _plan(self, matrix: Matrix, ops: tuple[Op, ...], selection: Selection, facts: Facts | None = None) -> Plan:
         # The first plan finds the words that the matrix does not have, before the machine is asked anything.
         make_plan(matrix, ops, selection, everything(matrix))
-        return make_plan(matrix, ops, selection, facts or gather_facts(matrix, [selection.row], self.env))
+        return make_plan(matrix, ops, selection, facts or self.ask(matrix, [selection.row], self.env))
 
     def _shell(self) -> Shell:
         return Shell(echo=self.report.echo)
@@ -200,4 +216,4 @@ class _Commands:
         return Path(chosen).absolute() if chosen else platformdirs.user_cache_path("dsops-builder")
 
 
-__all__ = ["Wheel", "main", "run"]
+__all__ = ["main", "run"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +49,21 @@ class Elf:
         return max((tuple(int(part) for part in match[1].split(".")) for match in found if match), default=None)
 
 
-def read_elf(path: Path) -> Elf:
-    """Read ``path``. Raises :class:`GateError` when it is no ELF or its tables cannot be followed."""
+@contextmanager
+def open_elf(path: Path) -> Iterator[ELFFile]:
+    """Open ``path``; raises :class:`GateError` when it is no ELF, or its tables cannot be followed in the block."""
     try:
         with path.open("rb") as stream:
-            return _read(ELFFile(stream))
-    except (ELFError, ValueError, LookupError, AttributeError) as error:
-        # pyelftools meets a damaged table with whichever of these its parsing ran into.
+            yield ELFFile(stream)
+    except (ELFError, OSError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        # pyelftools leaves a damaged table with whichever of these its parsing ran into.
         raise GateError(f"{path.name}: not a readable ELF file: {error}") from error
+
+
+def read_elf(path: Path) -> Elf:
+    """Read ``path``. Raises :class:`GateError` when it is no ELF or its tables cannot be followed."""
+    with open_elf(path) as elf:
+        return _read(elf)
 
 
 def _read(elf: ELFFile) -> Elf:
@@ -143,14 +151,10 @@ def _look_up(library: Path, names: Iterable[str]) -> tuple[tuple[str, ...], froz
 
     libtorch_cpu.so has several hundred thousand dynamic symbols; reading them all takes minutes.
     """
-    try:
-        with library.open("rb") as stream:
-            elf = ELFFile(stream)
-            table = elf.get_section_by_name(".gnu.hash") or elf.get_section_by_name(".hash")
-            if not isinstance(table, GNUHashSection | ELFHashSection):
-                raise GateError(f"{library}: no symbol hash table")
-            found = {name: table.get_symbol(name) for name in names}
-            defined = frozenset(name for name, symbol in found.items() if symbol and not _undefined(symbol))
-            return _dynamic(elf, "DT_NEEDED"), defined
-    except (ELFError, ValueError, LookupError, AttributeError) as error:
-        raise GateError(f"{library}: not a readable ELF file: {error}") from error
+    with open_elf(library) as elf:
+        table = elf.get_section_by_name(".gnu.hash") or elf.get_section_by_name(".hash")
+        if not isinstance(table, GNUHashSection | ELFHashSection):
+            raise GateError(f"{library.name}: no symbol hash table")
+        found = {name: table.get_symbol(name) for name in names}
+        defined = frozenset(name for name, symbol in found.items() if symbol and not _undefined(symbol))
+        return _dynamic(elf, "DT_NEEDED"), defined

@@ -22,9 +22,16 @@ class MatrixError(BuilderError):
 
 
 class CommandError(BuilderError):
-    """A command ended with a code other than 0; the message has the command, the code and its last lines."""
+    """A command ended with a code other than 0; the message has the command, the code and its last lines.
+
+    ``code`` is the command's own exit code, None when it could not be started.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class FetchError(BuilderError):

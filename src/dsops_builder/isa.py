@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.constants import P_FLAGS, SH_FLAGS
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from iced_x86 import CpuidFeature, Decoder, Instruction, Mnemonic
 
+from dsops_builder.elf import open_elf
 from dsops_builder.errors import GateError
 from dsops_prebuilt._variant import Simd
 
@@ -88,15 +88,11 @@ def read_instructions(path: Path) -> Instructions:
     zmm and mask registers need no look of their own: each instruction that can name one needs an AVX-512 feature.
     Raises :class:`GateError` when ``path`` is no x86-64 ELF, or has no executable byte.
     """
-    try:
-        with path.open("rb") as stream:
-            elf = ELFFile(stream)
-            if elf["e_machine"] != "EM_X86_64" or elf.elfclass != 64:  # noqa: PLR2004  the word size itself
-                raise GateError(f"{path.name}: instructions of {elf['e_machine']} are not x86-64's")
-            code = sorted(_executable(elf))
-            functions = _functions(elf)
-    except (ELFError, ValueError, LookupError, AttributeError) as error:
-        raise GateError(f"{path.name}: not a readable ELF file: {error}") from error
+    with open_elf(path) as elf:
+        if elf["e_machine"] != "EM_X86_64" or elf.elfclass != 64:  # noqa: PLR2004  the word size itself
+            raise GateError(f"{path.name}: instructions of {elf['e_machine']} are not x86-64's")
+        code = sorted(_executable(elf))
+        functions = _functions(elf)
     if not any(content for _, content in code):
         # Else a file whose headers hide its code would pass as one that needs nothing.
         raise GateError(f"{path.name}: no executable code found")

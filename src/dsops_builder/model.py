@@ -47,12 +47,7 @@ def _simd(value: object) -> Simd:
         raise _not_accepted(", ".join(Simd), tuple(Simd)) from None
 
 
-def _sorted_unique(archs: tuple[GpuArch, ...]) -> tuple[GpuArch, ...]:
-    seen: dict[str, GpuArch] = {}
-    for arch in archs:
-        if arch.number in seen:
-            raise _not_accepted(f'each compute capability once, and "{seen[arch.number]}" and "{arch}" are one')
-        seen[arch.number] = arch
+def _sorted(archs: tuple[GpuArch, ...]) -> tuple[GpuArch, ...]:
     return tuple(sorted(archs))
 
 
@@ -138,7 +133,7 @@ class Pairing(Frozen):
     torch: Release
     cxx11_abi: Literal[0, 1]
     pythons: Filled[Python]
-    archs: Annotated[tuple[Arch, ...], AfterValidator(_sorted_unique)] = ()
+    archs: Annotated[tuple[Arch, ...], AfterValidator(_sorted)] = ()
     wheels: dict[Python, tuple[Sha256, ...]] = {}
 
 

@@ -1,8 +1,8 @@
-"""Decide what a row's build makes, what it leaves out and why, and where everything comes from. Nothing is asked here."""
+"""Decide, from values alone, what a row's build makes, what it leaves out and why, and where everything comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -89,7 +89,8 @@ class Plan:
     def render(self) -> str:
         """The plan as text, without a newline at its end: targets, what is excluded, where things come from."""
         count = len(self.targets)
-        lines = [f"{self.row}: build {self.build} of the {self.label} payload, {count} target{'' if count == 1 else 's'}"]
+        plural = "" if count == 1 else "s"
+        lines = [f"{self.row}: build {self.build} of the {self.label} payload, {count} target{plural}"]
         cells = [
             (one.torch, f"abi{one.cxx11_abi:d}", one.python, one.op.name, one.deepspeed, _code(one))
             for one in self.targets
@@ -262,7 +263,7 @@ def _origin(origin: TorchOrigin) -> str:
     return f"{origin.requirement} from {origin.index or 'the default index'} ({origin.note})"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Left-aligned columns, two spaces apart and indented by two; the last column is not padded."""
     lines = [head, *rows] if head else rows
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

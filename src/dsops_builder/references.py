@@ -25,7 +25,8 @@ def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Fault
         found = file.text("toolkits", release, "release")
         if found is not None and not found.startswith(f"{release}."):
             where: Location = ("toolkits", release, "release")
-            faults.add(file.fault(where, differs(file.spellings[where], f'a release of {release}, such as "{release}.1"')))
+            accepted = f'a release of {release}, such as "{release}.1"'
+            faults.add(file.fault(where, differs(file.spellings[where], accepted)))
     for row in file.keys("rows"):
         _Row(file=file, ops=ops, faults=faults, id=row).check()
 
@@ -73,9 +74,9 @@ class _Row:
                 self._refuse(item, listed(words) + kind, suggestion(text, words))
 
     def _kernels(self) -> set[str]:
-        """Where the row's ops run, as far as their descriptors are known: ``{"host", "cuda"}``."""
+        """Where the row's ops run: of ``{"host", "cuda"}``, and ``unknown`` for an op that has its own fault."""
         named = self.file.texts("rows", self.id, "ops").values()
-        return {op.kernel for name in named if (op := self.ops.get(name)) is not None}
+        return {op.kernel if (op := self.ops.get(name)) is not None else "unknown" for name in named}
 
     def _label(self) -> re.Match[str] | None:
         return _LABEL.fullmatch(self.id)
@@ -104,7 +105,8 @@ class _Row:
             op = self.ops.get(name)
             if op is not None and accelerator not in op.accelerators:
                 served = " and ".join(op.accelerators)
-                self._refuse(item, f"an op for the {accelerator} accelerator ({listed(fitting)}); this one is for {served}")
+                accepted = f"an op for the {accelerator} accelerator ({listed(fitting)}); this one is for {served}"
+                self._refuse(item, accepted)
 
     def _check_simd(self) -> None:
         where: Location = ("rows", self.id, "simd")
@@ -136,7 +138,7 @@ class _Row:
         kernels = self._kernels()
         if not self.file.items(*where):
             if "cuda" in kernels and not self.faults.under(self.file.name, where):
-                self._fault(where, 'is missing; a row with a CUDA op needs GPU architectures, such as ["8.0", "9.0+PTX"]')
+                self._fault(where, 'is missing; a row with a CUDA op needs it, such as ["8.0", "9.0+PTX"]')
             return
         label = self._label()
         if label is not None and label["major"] is None:
@@ -145,18 +147,24 @@ class _Row:
         if kernels == {"host"}:
             self._fault(where, "found GPU architectures, accepted none in a row without a CUDA op")
             return
-        toolkit = self.file.text("rows", self.id, "toolkit")
+        first: dict[str, Location] = {}
         for item, text in self.file.texts(*where).items():
-            self._check_arch(item, text, toolkit if toolkit in self.file.keys("toolkits") else None)
+            try:
+                name = capability(GpuArch.parse(text))
+            except WordError:
+                continue  # a fault of shape, told already
+            if first.setdefault(name, item) != item:
+                self._refuse(item, f"each compute capability once; item {first[name][-1]} is the same")
+            self._check_capability(item, name)
 
-    def _check_arch(self, where: Location, text: str, toolkit: str | None) -> None:
+    def _check_capability(self, where: Location, name: str) -> None:
+        toolkit = self.file.text("rows", self.id, "toolkit")
         try:
-            name = capability(GpuArch.parse(text))
-            release = None if toolkit is None else CudaRelease.parse(toolkit)
+            release = CudaRelease.parse(toolkit or "") if toolkit in self.file.keys("toolkits") else None
         except WordError:
-            return  # a fault of shape, told already
-        if name not in capabilities():
-            self._refuse(where, f"a capability that nvcc knows: {listed(capabilities())}", suggestion(name, capabilities()))
+            release = None  # a fault of shape, told already
+        if name not in (every := capabilities()):
+            self._refuse(where, f"a capability that nvcc knows: {listed(every)}", suggestion(name, every))
             return
         if release is not None and name not in (known := capabilities(release)):
             self._refuse(where, f"what nvcc {release} compiles: {listed(known)}", suggestion(name, known))

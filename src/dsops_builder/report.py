@@ -66,14 +66,15 @@ class Report:
 
     def data(self, text: str) -> None:
         """Write one line, or several, to stdout."""
-        print(text, file=self._stdout, flush=True)
+        self._stdout.write(f"{text}\n")
+        self._stdout.flush()
 
     def say(self, text: str) -> None:
         """Tell people something."""
         self._console.print(text)
 
     def echo(self, line: str) -> None:
-        """Take one line of a command's output: shown in Actions' fold, as a passing line on a terminal, else nowhere."""
+        """Take one line of a command's output: kept in Actions' fold, a passing line on a terminal, else not shown."""
         if self._github:
             self._console.print(line)
         elif self._status is not None:
@@ -127,7 +128,8 @@ class Report:
         if self._depth != 1 or self._github or not self._console.is_terminal:
             yield
             return
-        with self._console.status("") as self._status:
+        self._status = self._console.status("")
+        with self._status:
             try:
                 yield
             finally:

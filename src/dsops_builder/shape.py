@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dsops_builder.faults import Faults, Location, differs, listed, nearest, suggestion
-from dsops_builder.yamlfile import YamlFile
+from dsops_builder.yamlfile import UNQUOTED, YamlFile
 
 _ACCEPTED = {
     "string_type": "a text",
@@ -20,8 +20,6 @@ _ACCEPTED = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-_UNQUOTED = {"number", "boolean", "date"}
-"""Kinds of scalars that YAML took for something other than the text that their author meant."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -56,19 +54,23 @@ def _worded(model: type[BaseModel], file: YamlFile, detail: ErrorDetails) -> tup
         key, keys = str(where[-1]), _keys(model, where[:-1])
         return where, differs(f'the unknown key "{key}"', listed(keys), suggestion(key, keys))
     context = detail.get("ctx", {})
-    accepted = str(context.get("accepted") or context.get("expected") or _ACCEPTED.get(kind, detail["msg"]))
+    words = context.get("words", ())
+    accepted = str(context.get("accepted") or _ACCEPTED.get(kind, detail["msg"]))
+    if kind == "literal_error":
+        # pydantic's own listing of a Literal: 'host' or 'cuda'.
+        words = re.findall(r"'([^']+)'", context["expected"])
+        accepted = context["expected"].replace("'", "")
     if is_key:
         return where, differs(f'the key "{where[-1]}"', accepted)
     spelling = file.spellings[where]
-    if file.kinds[where] in _UNQUOTED and kind in {"string_type", "accepted"}:
+    if file.kinds[where] in UNQUOTED and kind in {"string_type", "accepted"}:
         return where, f'{spelling} is a {file.kinds[where]}; write it quoted, "{spelling}"'
     if file.at(where) == ():
         spelling = "an empty list"
-    words = context.get("words") or re.findall(r"'([^']+)'", accepted)
-    return where, differs(spelling, accepted.replace("'", ""), suggestion(file.text(*where) or "", words))
+    return where, differs(spelling, accepted, suggestion(file.text(*where) or "", words))
 
 
-def _keys(model: Any, where: Location) -> tuple[str, ...]:
+def _keys(model: object, where: Location) -> tuple[str, ...]:
     """Keys that the model accepts at ``where``: the fields of the model that the annotations lead to."""
     for part in where:
         model = _inner(_plain(model), part)
@@ -76,13 +78,13 @@ def _keys(model: Any, where: Location) -> tuple[str, ...]:
     return tuple(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else ()
 
 
-def _inner(annotation: Any, part: str | int) -> Any:
+def _inner(annotation: object, part: str | int) -> object:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation.model_fields[str(part)].annotation
     return get_args(annotation)[-1 if get_origin(annotation) in {dict, Mapping} else 0]
 
 
-def _plain(annotation: Any) -> Any:
+def _plain(annotation: object) -> object:
     """Without ``Annotated`` and ``| None``."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])

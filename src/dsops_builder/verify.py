@@ -21,7 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from dsops_builder.elf import read_elf
 from dsops_builder.errors import GateError
-from dsops_builder.fatbin import read_gpu_code
+from dsops_builder.fatbin import GpuCode, read_gpu_code
 from dsops_builder.gates import (
     Failure,
     check_build_paths,
@@ -48,16 +48,16 @@ _CORE = "dsops-prebuilt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What the gates need beside the wheel.
+    """What the gates need beside the wheel; None where there was no build to ask, which leaves a gate out.
 
-    ``torch_libs`` has the ``torch/lib`` folder and ``archs`` the arch list of each torch minor release (``"2.7"``);
-    ``forbidden`` are the path prefixes of the building machine; ``cuobjdump`` may be None for a wheel without GPU code.
+    ``torch_libs`` has the ``torch/lib`` folder and ``archs`` the arch list of each torch minor release (``"2.7"``), for
+    all of the wheel's; ``forbidden`` are the path prefixes of the building machine.
     """
 
     runner: Runner
-    cuobjdump: Path | None
-    torch_libs: Mapping[str, Path]
-    archs: Mapping[str, tuple[GpuArch, ...]]
+    cuobjdump: Path | None = None
+    torch_libs: Mapping[str, Path] | None = None
+    archs: Mapping[str, tuple[GpuArch, ...]] | None = None
     forbidden: tuple[str, ...] = ()
     budget: int = BUDGET
 
@@ -87,11 +87,10 @@ class _Opened:
 
 
 def verify_wheel(path: Path, context: Context) -> tuple[str, ...]:
-    """Return what was checked, one line for the wheel and one for each shared object.
+    """Return what was checked and what was left out: one line for the wheel, one for each shared object.
 
-    Raises :class:`GateError` with every failure: the file, what was found and what was wanted. A gate that cannot be
-    checked (no cuobjdump, no torch to look in) has failed. :class:`~dsops_builder.errors.CommandError` when
-    cuobjdump does not run.
+    Raises :class:`GateError` with every failure (the file, what was found, what was wanted), and
+    :class:`~dsops_builder.errors.CommandError` when cuobjdump does not run.
     """
     with TemporaryDirectory() as scratch:
         opened = _open(path, Path(scratch))
@@ -114,7 +113,7 @@ def verify_wheel(path: Path, context: Context) -> tuple[str, ...]:
             for artifact in manifest.artifacts:
                 if f"{root}/{artifact.file}" in opened.names:
                     failures += _judge(opened, f"{root}/{artifact.file}", artifact, context)
-                    checked.append(_summary(artifact))
+                    checked.append(_summary(artifact, context))
     if failures:
         listing = "".join(f"\n  {failure}" for failure in failures)
         raise GateError(f"{path.name}: {len(failures)} failed:{listing}")
@@ -264,7 +263,7 @@ def _files(opened: _Opened, root: str, manifest: Manifest) -> Iterator[Failure]:
 def _asked(opened: _Opened, manifest: Manifest, context: Context) -> Iterator[Failure]:
     """Every torch that an arch list was asked for has GPU code in the wheel."""
     there = {a.torch.minor for a in manifest.artifacts if a.torch is not None and a.cuda is not None}
-    for minor in sorted(set(context.archs) - there):
+    for minor in sorted(set(context.archs or ()) - there):
         yield Failure(gate="GPU code", file=opened.path.name, found="none", wanted=f"some for torch {minor}")
 
 
@@ -276,23 +275,37 @@ def _judge(opened: _Opened, name: str, artifact: Artifact, context: Context) -> 
         yield from check_record_of(name, hashlib.sha256(content).hexdigest(), len(content), elf, artifact)
         yield from check_needed(name, elf, artifact)
         yield from check_search_paths(name, elf)
-        yield from check_symbols(name, elf, artifact, context.torch_libs)
+        if context.torch_libs is not None or artifact.torch is None:
+            yield from check_symbols(name, elf, artifact, context.torch_libs or {})
         if elf.machine == "x86_64":
             yield from check_instructions(name, read_instructions(path), artifact)
         if elf.gpu_code != (artifact.cuda is not None):
             found, wanted = ("GPU code", "none") if elf.gpu_code else ("no GPU code", "some")
             yield Failure(gate="GPU code", file=name, found=found, wanted=f"{wanted}, as the manifest lists")
-        elif artifact.cuda is not None and context.cuobjdump is None:
-            yield Failure(gate="GPU code", file=name, found="no cuobjdump to list it with", wanted="one")
-        elif artifact.cuda is not None and context.cuobjdump is not None:
-            code = read_gpu_code(path, runner=context.runner, cuobjdump=context.cuobjdump)
-            yield from check_gpu_code(name, code, artifact, context.archs)
+        elif artifact.cuda is not None:
+            yield from _judge_gpu_code(path, name, artifact, context)
     except GateError as error:
         yield Failure(gate="ELF", file=name, found=str(error), wanted="a file that can be read")
 
 
-def _summary(artifact: Artifact) -> str:
-    gpu = f", SASS {' '.join(map(str, artifact.cuda.sass))}" if artifact.cuda else ""
-    ptx = f", PTX {' '.join(map(str, artifact.cuda.ptx))}" if artifact.cuda and artifact.cuda.ptx else ""
-    torch = f", symbols against torch {artifact.torch.minor}" if artifact.torch else ", symbols"
-    return f"{artifact.file}: {artifact.machine}, instructions up to {artifact.simd}, DT_NEEDED{torch}{gpu}{ptx}"
+def _judge_gpu_code(path: Path, name: str, artifact: Artifact, context: Context) -> Iterator[Failure]:
+    if context.cuobjdump is not None:
+        code = read_gpu_code(path, runner=context.runner, cuobjdump=context.cuobjdump)
+        yield from check_gpu_code(name, code, artifact, context.archs)
+    elif context.archs is not None:
+        yield Failure(gate="GPU code", file=name, found="no cuobjdump to list it with", wanted="one")
+
+
+def _summary(artifact: Artifact, context: Context) -> str:
+    parts = [artifact.machine, f"instructions up to {artifact.simd}", "DT_NEEDED", "search paths"]
+    if artifact.torch is None:
+        parts.append("symbols")
+    elif context.torch_libs is not None:
+        parts.append(f"symbols against torch {artifact.torch.minor}")
+    else:
+        parts.append("symbols NOT checked (no torch at hand)")
+    if artifact.cuda is not None and context.cuobjdump is not None:
+        parts.append(str(GpuCode(sass=artifact.cuda.sass, ptx=artifact.cuda.ptx)))
+    elif artifact.cuda is not None:
+        parts.append("GPU code NOT checked (no cuobjdump at hand)")
+    return f"{artifact.file}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""Read a YAML file into plain values, each with its line and the file's own spelling; nothing is guessed from a type."""
+"""Read a YAML file into plain values, each with its line and its spelling; nothing is guessed from a type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from dsops_builder.faults import Fault, Faults, Location
 
+UNQUOTED = {"number", "boolean", "date"}
+"""Kinds of scalars that YAML took for something other than the text that their author may have meant."""
+
 _KINDS = {"float": "number", "int": "number", "bool": "boolean", "timestamp": "date", "null": "nothing"}
+_TAGS = {"map", "seq", "str", *_KINDS}
 _CORE = "tag:yaml.org,2002:"
 _LONGEST = 72
 """Characters of a value that a message quotes; a sha256 in quotes fits."""
@@ -48,7 +52,7 @@ class YamlFile:
         """The value at ``where``; None when the file has nothing there."""
         value: Value = self.root
         for part in where:
-            if isinstance(value, dict) and isinstance(part, str) and part in value:
+            if isinstance(value, dict) and isinstance(part, str) and part in value:  # noqa: SIM114  mypy
                 value = value[part]
             elif isinstance(value, tuple) and isinstance(part, int) and part < len(value):
                 value = value[part]
@@ -67,9 +71,11 @@ class YamlFile:
         return tuple((*where, index) for index in range(len(value))) if isinstance(value, tuple) else ()
 
     def text(self, *where: str | int) -> str | None:
-        """The text at ``where``; None when there is none."""
+        """The text at ``where``, or what was meant as one (an unquoted ``3.10``); None when there is neither."""
         value = self.at(where)
-        return value if isinstance(value, str) else None
+        if isinstance(value, str):
+            return value
+        return self.spellings[where] if self.kinds.get(where) in UNQUOTED else None
 
     def texts(self, *where: str | int) -> dict[Location, str]:
         """The texts of the list at ``where`` by their location; items of other kinds are left out."""
@@ -133,11 +139,13 @@ class _Walk:
             self._fault(where, node, "an alias (*name); write the value out")
             return Odd(kind="alias")
         self.met.add(id(node))
+        if str(node.tag).removeprefix(_CORE) not in _TAGS:
+            self._fault(where, node, f"found the tag {node.tag}, accepted a value without a tag")
         if isinstance(node, SequenceNode):
             return tuple(self.value(item, (*where, index)) for index, item in enumerate(node.value))
         if isinstance(node, MappingNode):
             return self._mapping(node, where)
-        return self._scalar(node, where)
+        return self._scalar(node)
 
     def _mapping(self, node: MappingNode, where: Location) -> dict[str, Value]:
         values: dict[str, Value] = {}
@@ -155,13 +163,11 @@ class _Walk:
             values[key.value] = self.value(item, place, key.start_mark.line + 1)
         return values
 
-    def _scalar(self, node: Node, where: Location) -> Value:
+    def _scalar(self, node: Node) -> Value:
         tag = str(node.tag).removeprefix(_CORE)
         text = str(node.value)
         if tag == "str":
             return text
-        if tag not in _KINDS:
-            self._fault(where, node, f"found the tag {node.tag}, accepted a value without a tag")
         # Only the plain spelling of an integer is one: 010 and 1_0 are accidents here.
         return int(text) if tag == "int" and text == (text.lstrip("0") or "0") and text.isdigit() else Odd(kind=tag)
 
@@ -170,10 +176,13 @@ class _Walk:
         if kind.startswith("a ") or kind == "nothing":
             return kind
         written = self.source[node.start_mark.index : node.end_mark.index].strip()
-        return written if len(written) <= _LONGEST and "\n" not in written else f"{written[:_LONGEST].splitlines()[0]}..."
+        short = written[:_LONGEST].partition("\n")[0]
+        return written if short == written else f"{short}..."
 
     def _fault(self, where: Location, node: Node, text: str) -> None:
-        self.faults.add(Fault(file=self.name, line=node.start_mark.line + 1, where=where, text=text))
+        # An alias is the node of its anchor, so its line is known from the key only.
+        line = self.lines[where] if id(node) in self.met else node.start_mark.line + 1
+        self.faults.add(Fault(file=self.name, line=line, where=where, text=text))
 
 
-__all__ = ["Odd", "Value", "YamlFile", "read_yaml"]
+__all__ = ["UNQUOTED", "Odd", "Value", "YamlFile", "read_yaml"]

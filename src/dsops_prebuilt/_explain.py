@@ -60,21 +60,17 @@ def remedy(selection: Selection, host: Host, found: Installed) -> str:
         return f"There are binaries for Linux with glibc only, not for {host.libc or host.system}; {_JIT}"
     if found.faults and not near:
         return f"Repair what is installed: {found.faults[0]}"
+    if not near and any(payload.manifest.label == label for payload in found.payloads):
+        return f"The payload {label} does not hold this op; {_JIT}"
     if not near:
-        have = any(payload.manifest.label == label for payload in found.payloads)
-        return (
-            f"Payload {label} is installed, and this op is not one of its; see `dsops list`" if have else _cap(install)
-        )
-    failed = {item.key for item in near[0].rejections}
-    if failed <= _CURABLE:
         return _cap(install)
-    if failed == {"sources"} and host.csrc is not None:
-        releases = [release for source in near[0].offer.artifact.sources for release in source.deepspeed]
-        newest = f' or: pip install "deepspeed=={releases[-1]}"' if releases else ""
-        return f"{_cap(install)}{newest}"
-    if failed == {"sources"}:
+    made, failed = near[0].offer.artifact, {item.key for item in near[0].rejections}
+    if failed == {"sources"} and host.csrc is None:
         return "Run: pip install deepspeed"
-    return f"No other payload changes that; {_JIT}"
+    releases = [release for source in made.sources for release in source.deepspeed]
+    if failed == {"sources"} and releases:
+        return f'{_cap(install)} or: pip install "deepspeed=={releases[-1]}"'
+    return _cap(install) if failed <= {*_CURABLE, "sources"} else f"No other payload changes that; {_JIT}"
 
 
 def text(selection: Selection, host: Host, found: Installed) -> str:
@@ -141,10 +137,11 @@ def _facts(host: Host) -> List[str]:
         f"{known['torch']}, {cuda}, C++11 ABI {known['cxx11_abi'] or 'unknown'}" if known["torch"] else "not installed"
     )
     gpus = known["gpus"] or "unknown (libnvidia-ml.so.1 does not answer)"
+    libc = known["libc"] or "libc unknown"
     shown = {
-        "system": f"{known['system']} {known['machine']}, {known['libc'] or 'libc unknown'}, SIMD {known['simd'] or 'unknown'}",
+        "system": f"{known['system']} {known['machine']}, {libc}, SIMD {known['simd'] or 'unknown'}",
         "python": known["python"],
-        "torch": torch,
+        "torch": torch if known["torch"] else "not installed",
         "deepspeed": f"{known['deepspeed'] or 'not installed'}, sources {known['sources'] or 'not installed'}",
         "gpus": f"{gpus}, driver for CUDA {known['driver_cuda']}" if known["driver_cuda"] else gpus,
     }

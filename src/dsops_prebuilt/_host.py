@@ -152,7 +152,7 @@ class MachineHost:
             torch = importlib.import_module("torch")
         except Exception:  # noqa: BLE001 - a broken torch raises whatever its parts raise; to selection it is not there
             return None
-        abi, hip = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", None), getattr(torch.version, "hip", None)
+        abi, hip = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", None), getattr(torch.version, "hip", None)  # noqa: SLF001
         return TorchBuild(str(torch.__version__), torch.version.cuda, hip, abi)
 
     @cached_property
@@ -188,7 +188,7 @@ class MachineHost:
         order (CUDA C++ Programming Guide, "CUDA Environment Variables"), so then every GPU of the box is in it.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is not None and cuda.is_initialized() and not cuda._is_in_bad_fork():
+        if cuda is not None and cuda.is_initialized() and not cuda._is_in_bad_fork():  # noqa: SLF001
             return tuple(Gpu(f"cuda:{n}", *cuda.get_device_capability(n)) for n in range(cuda.device_count()))
         found: Optional[Tuple[Gpu, ...]] = self._nvml[0]
         names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")]

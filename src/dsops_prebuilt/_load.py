@@ -89,7 +89,7 @@ def find_payloads(entries: Tuple[str, ...]) -> Installed:
     """The payloads on these path entries; a payload of another version than this package is a fault."""
     payloads: List[Payload] = []
     faults: List[str] = []
-    for entry in dict.fromkeys(os.path.abspath(entry) for entry in entries):
+    for entry in dict.fromkeys(map(os.path.abspath, entries)):
         for path in sorted(Path(entry, FOLDER).glob(f"*/{FILE_NAME}")):
             try:
                 text = path.read_bytes()
@@ -121,7 +121,7 @@ def verify(offer: Offer, found: Installed) -> Path:
     name = (payload.folder / FILE_NAME).relative_to(entry).as_posix()
     try:
         with record.open(encoding="utf-8", newline="") as lines:
-            rows = {row[0]: row[1] for row in csv.reader(lines) if len(row) >= 2}
+            rows = {row[0]: row[1] for row in csv.reader(lines) if row[1:]}
     except OSError as error:
         raise IntegrityError(
             f"{record}: cannot be read ({error.strerror}), so {name} is not verified; {again}"
@@ -130,9 +130,8 @@ def verify(offer: Offer, found: Installed) -> Path:
     # RECORD has urlsafe base64 without its padding (Binary distribution format, "Signed wheel files").
     recorded = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
     if algorithm != "sha256" or recorded != payload.sha256:
-        raise IntegrityError(
-            f"{payload.folder / FILE_NAME}: its sha256 is {payload.sha256}, and {record} has {recorded or 'none'}; {again}"
-        )
+        theirs = recorded or "none"
+        raise IntegrityError(f"{entry / name}: its sha256 is {payload.sha256}, and {record} has {theirs}; {again}")
     path = payload.folder / offer.artifact.file
     try:
         actual = file_sha256(path)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Tuple
 
-from dsops_prebuilt._errors import DsopsError, ManifestError
+from dsops_prebuilt._errors import ManifestError, UsageError
 from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
 
 SCHEMA = 1
@@ -189,9 +189,10 @@ class _Reader:
         return tuple(self.text(item, f"{where}[{index}]") for index, item in enumerate(raw))
 
     def parsed(self, parse: Any, raw: Any, where: str) -> Any:
+        text = self.text(raw, where)
         try:
-            return parse(self.text(raw, where))
-        except DsopsError as error:
+            return parse(text)
+        except UsageError as error:
             raise ManifestError(f"{self._origin}: {where}: {error}; reinstall the payload") from None
 
     def manifest(self, raw: Dict[str, Any]) -> Manifest:
@@ -216,7 +217,8 @@ class _Reader:
         inside = file and not set(file.split("/")) & {"", ".", ".."}
         self.require(bool(inside), f"{where}.file", "a path below the manifest's folder", file)
         self.require(raw["tier"] in TIERS, f"{where}.tier", f"one of {', '.join(TIERS)}", raw["tier"])
-        self.require(isinstance(glibc, list) and len(glibc) == 2, f"{where}.glibc", "two integers", glibc)
+        pair = isinstance(glibc, list) and len(glibc) == 2  # noqa: PLR2004 - major, minor
+        self.require(pair, f"{where}.glibc", "two integers", glibc)
         self.require(isinstance(raw["sources"], list), f"{where}.sources", "a list", raw["sources"])
         python = raw["python"]
         return Artifact(

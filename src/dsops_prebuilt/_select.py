@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Optional, Sequence, Tuple
 
-from dsops_prebuilt._manifest import TIERS, Artifact
-from dsops_prebuilt._variant import CudaRelease
-
-if TYPE_CHECKING:
-    from dsops_prebuilt._host import Host
+from dsops_prebuilt._host import Host
+from dsops_prebuilt._manifest import TIERS, Artifact, CudaBinding
+from dsops_prebuilt._variant import CudaRelease, Gpu
 
 _LISTED = 4
 
@@ -80,13 +78,13 @@ class Selection:
 def judge(
     artifact: Artifact, request: Request, host: Host, keys: Optional[Sequence[str]] = None
 ) -> Tuple[Rejection, ...]:
-    """Every key of ``keys`` (all of :data:`KEYS` by default), in that order, on which the artifact may not be loaded."""
+    """Each of ``keys``, by default all of :data:`KEYS`, on which the artifact may not be loaded, in that order."""
     reasons = ((key, KEYS[key](artifact, request, host)) for key in (KEYS if keys is None else keys))
     return tuple(Rejection(key, reason) for key, reason in reasons if reason is not None)
 
 
 def select(offers: Iterable[Offer], request: Request, host: Host) -> Selection:
-    """Judge every offer of the requested op, and choose the first accepted one by :attr:`Offer.preference`."""
+    """Judge every offer of the requested op, and choose the accepted one that :attr:`Offer.preference` puts first."""
     of_op = sorted((offer for offer in offers if offer.artifact.op == request.op), key=lambda offer: offer.preference)
     verdicts = tuple(Verdict(offer, judge(offer.artifact, request, host)) for offer in of_op)
     return Selection(request, next((item.offer for item in verdicts if item.accepted), None), verdicts)
@@ -193,7 +191,7 @@ def _sources(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
     if any(host.closure_digest(source.closure) == source.sha256 for source in artifact.sources):
         return None
     known = [release for source in artifact.sources for release in source.deepspeed]
-    listed = ", ".join(known if len(known) <= _LISTED else [*known[:2], "...", known[-1]])
+    listed = ", ".join(known if len(known) <= _LISTED else [*known[:2], "...", known[-1]]) or "(none)"
     return f"it is made from the sources of DeepSpeed {listed}, and the installed ones ({host.deepspeed}) differ"
 
 
@@ -207,17 +205,19 @@ def _gpu(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
         return "the GPUs of this machine cannot be asked (libnvidia-ml.so.1 does not answer)"
     if not gpus:
         return "no NVIDIA GPU is visible to this process"
-    holds = artifact.cuda.sass + artifact.cuda.ptx
-    for gpu in gpus:
-        if any(gpu.runs(arch) for arch in artifact.cuda.sass):
-            continue
-        if not any(gpu.compiles(arch) for arch in artifact.cuda.ptx):
-            return f"it holds code for {', '.join(map(str, holds))}, and none of it runs on {gpu}"
-        if host.driver is None or host.driver < artifact.cuda.toolkit:
-            return (
-                f"{gpu} can use only its PTX, which needs a driver of CUDA {artifact.cuda.toolkit} or later, "
-                f"and this driver's is {host.driver or 'unknown'}"
-            )
+    reasons = (_device(artifact.cuda, gpu, host.driver) for gpu in gpus)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _device(code: CudaBinding, gpu: Gpu, driver: Optional[CudaRelease]) -> Optional[str]:
+    if any(gpu.runs(arch) for arch in code.sass):
+        return None
+    if not any(gpu.compiles(arch) for arch in code.ptx):
+        holds = [f"sm_{arch.number}" for arch in code.sass] + [f"compute_{arch.number}" for arch in code.ptx]
+        return f"it holds code for {', '.join(holds)}, and none of it runs on {gpu}"
+    if driver is None or driver < code.toolkit:
+        needs = f"{gpu} can use only its PTX, which needs a driver for CUDA {code.toolkit} or later"
+        return f"{needs}, and this one is {f'for CUDA {driver}' if driver else 'unknown'}"
     return None
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsops_prebuilt import _explain
 from dsops_prebuilt._errors import NoArtifactError, UsageError, one_of
+from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import choose, installed
 
-if TYPE_CHECKING:
-    from dsops_prebuilt._host import Host
-
-DEEPSPEED_OPS = frozenset(
-    "async_io cpu_adagrad cpu_adam cpu_lion cutlass_ops dc deepspeed_ccl_comm deepspeed_shm_comm evoformer_attn "
-    "fp_quantizer fused_adam fused_lamb fused_lion gds inference_core_ops pin_memory quantizer ragged_device_ops "
-    "ragged_ops random_ltd spatial_inference stochastic_transformer transformer transformer_inference utils".split()
-)
+_OPS = """
+async_io cpu_adagrad cpu_adam cpu_lion cutlass_ops dc deepspeed_ccl_comm deepspeed_shm_comm evoformer_attn fp_quantizer
+fused_adam fused_lamb fused_lion gds inference_core_ops pin_memory quantizer ragged_device_ops ragged_ops random_ltd
+spatial_inference stochastic_transformer transformer transformer_inference utils
+"""
+DEEPSPEED_OPS = frozenset(_OPS.split())
 """``NAME`` of every builder of DeepSpeed 0.19.8 (op_builder/*.py, op_builder/cpu/*.py)."""
 
 

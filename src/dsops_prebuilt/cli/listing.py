@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import Any, Dict, List
 
+from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed, Payload, installed
-
-if TYPE_CHECKING:
-    from dsops_prebuilt._host import Host
 
 
 def add(verbs: Any) -> None:

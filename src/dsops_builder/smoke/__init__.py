@@ -1,0 +1,5 @@
+"""The proof: a row's wheels in a clean environment, a training run on them, and every process that it started."""
+
+from dsops_builder.smoke.session import smoke_row
+
+__all__ = ["smoke_row"]

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dsops_prebuilt
+from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError
+from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, verify
+from dsops_prebuilt._manifest import FOLDER, TIERS
+from dsops_prebuilt._select import Offer
+from dsops_prebuilt._variant import Simd
+from tests.unit.runtime.fakes import (
+    VERSION,
+    FakeHost,
+    artifact_of,
+    here,
+    host_of,
+    manifest_of,
+    real_extension,
+    write_payload,
+)
+
+
+def found_in(*entries: Path) -> Installed:
+    return find_payloads(tuple(map(str, entries)))
+
+
+def install(entry: Path, *, record: bool = True) -> Offer:
+    made, content = here()
+    write_payload(entry, manifest_of(made), {made.file: content}, record=record)
+    return found_in(entry).offers[0]
+
+
+def test_payloads_are_found_on_every_entry_in_order(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_payload(first, manifest_of(artifact_of(), label="cu126"), {})
+    write_payload(second, manifest_of(artifact_of(), label="cu118", build=2), {})
+    write_payload(tmp_path, manifest_of(artifact_of(), label="cpu"), {})
+    found = found_in(first, tmp_path / "not-there", second, first, tmp_path)
+    assert [(offer.label, offer.build, offer.folder) for offer in found.offers] == [
+        ("cu126", 1, str(first / FOLDER / "cu126")),
+        ("cu118", 2, str(second / FOLDER / "cu118")),
+        ("cpu", 1, str(tmp_path / FOLDER / "cpu")),
+    ]
+    assert found.faults == ()
+
+
+def test_a_file_as_path_entry_and_a_folder_without_manifest_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "zip").write_text("")
+    (tmp_path / FOLDER / "cu118").mkdir(parents=True)
+    assert found_in(tmp_path / "zip", tmp_path) == Installed((), ())
+
+
+def test_a_payload_of_another_version_is_named_and_not_offered(tmp_path: Path) -> None:
+    folder = write_payload(tmp_path, manifest_of(artifact_of(), version="0.0.9"), {})
+    found = found_in(tmp_path)
+    assert found.offers == ()
+    assert found.faults == (
+        f"{folder}/manifest.json: dsops-prebuilt-cpu 0.0.9 does not belong to dsops-prebuilt {VERSION}; "
+        f"run: pip install --upgrade dsops-prebuilt-cpu=={VERSION}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "not JSON"), (b"\xff", "codec can't decode"), (b'{"schema": 7}', "schema 7 is not 1")],
+    ids=["text", "bytes", "schema"],
+)
+def test_an_unreadable_manifest_is_a_fault_beside_the_good_ones(tmp_path: Path, content: bytes, message: str) -> None:
+    good = install(tmp_path)
+    (tmp_path / FOLDER / "broken").mkdir()
+    (tmp_path / FOLDER / "broken/manifest.json").write_bytes(content)
+    find_payloads.cache_clear()
+    found = found_in(tmp_path)
+    assert found.offers == (good,)
+    assert [message in fault and str(tmp_path / FOLDER / "broken/manifest.json") in fault for fault in found.faults] == [True]
+
+
+def test_the_listing_is_made_once(tmp_path: Path) -> None:
+    offer = install(tmp_path)
+    (tmp_path / FOLDER / "cpu/manifest.json").unlink()
+    assert found_in(tmp_path).offers == (offer,)
+
+
+def test_an_intact_file_is_verified(tmp_path: Path) -> None:
+    offer = install(tmp_path)
+    assert verify(offer, found_in(tmp_path)) == tmp_path / FOLDER / "cpu" / offer.artifact.file
+
+
+def refusal(offer: Offer, entry: Path) -> str:
+    with pytest.raises(IntegrityError) as caught:
+        open_offer(offer, found_in(entry))
+    assert isinstance(caught.value, ImportError)
+    return str(caught.value)
+
+
+AGAIN = f"run: pip install --force-reinstall --no-deps dsops-prebuilt-cpu=={VERSION}"
+
+
+def test_a_changed_file_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    offer = install(tmp_path)
+    path = tmp_path / FOLDER / "cpu" / offer.artifact.file
+    path.write_bytes(b"abc")  # opened, this would be another error
+    assert refusal(offer, tmp_path) == (
+        f"{path}: its sha256 is ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad, "
+        f"and its manifest has {offer.artifact.sha256}; {AGAIN}"
+    )
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    offer = install(tmp_path)
+    path = tmp_path / FOLDER / "cpu" / offer.artifact.file
+    path.unlink()
+    assert refusal(offer, tmp_path) == f"{path}: cannot be read (No such file or directory); {AGAIN}"
+
+
+def test_a_changed_manifest_is_refused(tmp_path: Path) -> None:
+    made, content = here()
+    folder = write_payload(tmp_path, manifest_of(made), {made.file: content})
+    (folder / "manifest.json").write_text(manifest_of(made, build=2).to_json())
+    offer = found_in(tmp_path).offers[0]
+    message = refusal(offer, tmp_path)
+    record = tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD"
+    assert message.startswith(f"{folder}/manifest.json: its sha256 is ")
+    assert f", and {record} has " in message
+    assert message.endswith(f"; {AGAIN}")
+
+
+def test_a_manifest_changed_after_it_was_read_cannot_help(tmp_path: Path) -> None:
+    """What is compared with RECORD is the text that selection used, not what the file says by now."""
+    made, content = here()
+    folder = write_payload(tmp_path, manifest_of(made), {made.file: content})
+    good = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_text(manifest_of(made, build=2).to_json())
+    offer = found_in(tmp_path).offers[0]
+    (folder / "manifest.json").write_bytes(good)
+    assert "its sha256 is " in refusal(offer, tmp_path)
+
+
+def test_a_missing_record_is_refused(tmp_path: Path) -> None:
+    offer = install(tmp_path, record=False)
+    record = tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD"
+    assert refusal(offer, tmp_path) == (
+        f"{record}: cannot be read (No such file or directory), so {FOLDER}/cpu/manifest.json is not verified; {AGAIN}"
+    )
+
+
+@pytest.mark.parametrize("row", ["", f"{FOLDER}/cpu/manifest.json,,\n", f"{FOLDER}/cpu/manifest.json,md5=abcd,3\n"])
+def test_a_record_without_the_manifests_sha256_is_refused(tmp_path: Path, row: str) -> None:
+    offer = install(tmp_path)
+    (tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD").write_text(row)
+    assert "manifest.json: its sha256 is " in refusal(offer, tmp_path)
+
+
+def test_an_artifact_is_opened_once_whoever_asks(tmp_path: Path) -> None:
+    offer, modules = install(tmp_path), []
+    found = found_in(tmp_path)
+    threads = [threading.Thread(target=lambda: modules.append(open_offer(offer, found))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    name, _ = real_extension()
+    assert len(modules) == len(threads)
+    assert {id(module) for module in modules} == {id(modules[0])}
+    assert modules[0].__file__ == str(tmp_path / FOLDER / "cpu" / f"{name}_op.so")
+    assert modules[0].__name__ == f"deepspeed.ops.adam.{name}"
+    assert modules[0].__name__ not in sys.modules
+
+
+def test_what_the_dynamic_loader_refuses_is_said_with_the_next_step(tmp_path: Path) -> None:
+    made, _ = here(sha256="ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    folder = write_payload(tmp_path, manifest_of(made), {made.file: b"abc"})
+    with pytest.raises(LoadError) as caught:
+        open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
+    message = str(caught.value)
+    assert message.startswith(f"{folder / made.file}: chosen and intact, but it cannot be opened: ")
+    assert message.endswith(
+        ". Run `dsops explain cpu_adam` and report its output; DSOPS_DISABLE=1 lets DeepSpeed compile the op instead"
+    )
+    assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_the_wrong_init_function_is_a_load_error(tmp_path: Path) -> None:
+    made, content = here(module="deepspeed.ops.adam.cpu_adam_op")
+    write_payload(tmp_path, manifest_of(made), {made.file: content})
+    with pytest.raises(LoadError, match="PyInit_cpu_adam_op"):
+        open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
+
+
+def test_a_tier_that_this_release_has_not_is_a_load_error(tmp_path: Path) -> None:
+    made, content = here(tier="reference")
+    write_payload(tmp_path, manifest_of(made), {made.file: content})
+    with pytest.raises(LoadError, match="dsops_prebuilt.reference"):
+        open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
+
+
+def test_the_stock_tier_is_a_tier() -> None:
+    tier: Tier = StockTier()
+    assert (tier.name, tier.rank) == ("stock", TIERS.index("stock"))
+
+
+def fitting(**changes: object) -> FakeHost:
+    return FakeHost(simd=Simd.X86_64, **changes)  # type: ignore[arg-type]
+
+
+def test_load_chooses_verifies_and_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    module = load("cpu_adam", None, fitting())
+    assert isinstance(module, ModuleType)
+    assert str(module.__file__).startswith(str(tmp_path))
+
+
+def test_load_of_what_is_not_there_is_the_answer_on_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(NoArtifactError) as caught:
+        load("cpu_adam", "cpu", host_of(machine="aarch64"))
+    assert str(caught.value).splitlines()[0].startswith("no prebuilt cpu_adam (cpu) can be loaded here: nearest is cpu/")
+
+
+def test_the_public_functions_are_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert dsops_prebuilt.explain("cpu_adam", "cpu").chosen is None
+    with pytest.raises(NoArtifactError):
+        dsops_prebuilt.load("cpu_adam", "cpu")
+    with pytest.raises(AttributeError, match="module 'dsops_prebuilt' has no attribute 'nothing'"):
+        dsops_prebuilt.nothing  # noqa: B018
+    assert {*dsops_prebuilt.__all__} < {*dir(dsops_prebuilt)}
+    assert all(getattr(dsops_prebuilt, name) for name in dsops_prebuilt.__all__)
