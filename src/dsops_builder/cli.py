@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import platformdirs
 from cyclopts import App, CycloptsError, Parameter
@@ -21,6 +21,9 @@ from dsops_builder.ops import load_ops
 from dsops_builder.plan import Facts, Plan, Selection, everything, make_plan
 from dsops_builder.process import Shell
 from dsops_builder.report import Report
+
+if TYPE_CHECKING:
+    from dsops_builder import pipeline
 
 _HELP = "Build DeepSpeed's ops ahead of time: build_matrix.yaml in, verified wheels out."
 
@@ -53,7 +56,8 @@ def main() -> None:
 def run(arguments: Sequence[str], env: Mapping[str, str], *, ask: Ask = gather_facts) -> int:
     """Run one command line and return its exit code: 0, or that of the error's class (:mod:`.errors`).
 
-    ``ask`` finds out about the machine. An error ends in one block on stderr, without a traceback. Only a fault of the builder itself is raised.
+    ``ask`` finds out about the machine. An error ends in one block on stderr, without a traceback. Only a fault of the
+    builder itself is raised.
     """
     report = Report.for_process(env)
     try:
@@ -108,19 +112,11 @@ class _Commands:
         matrix: File = _FILE,
     ) -> None:
         """Build a row's wheels. Their paths go to stdout."""
-        loaded, ops = self._load(matrix)
-        selection = Selection(row=row, torch=torch, python=python)
-        plan = self._plan(loaded, ops, selection)
-        self.report.say(plan.render())
-        if not plan.targets:
-            reasons = [f"{cell.id}: {cell.reason}" for cell in plan.excluded]
-            raise ToolchainError("\n".join(["nothing to build:", *reasons]))
+        loaded, plan = self._chosen(matrix, Selection(row=row, torch=torch, python=python))
         from dsops_builder import pipeline  # noqa: PLC0415  the other commands need none of its libraries
 
-        wheels = pipeline.build_row(
-            loaded, plan, dist=dist, cache=self._cache(cache), runner=self._shell(), report=self.report
-        )
-        self.report.wheels(wheels)
+        place = self._place(dist, cache, matrix)
+        self.report.wheels(pipeline.build_row(loaded, plan, place, runner=self._shell(), report=self.report))
 
     def plan(
         self,
@@ -147,30 +143,29 @@ class _Commands:
         else:
             self.report.data("\n\n".join(plan.render() for plan in plans))
 
-    def smoke(self, row: RowId, /, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE) -> None:
-        """Install a row's wheels into a clean environment and train one step with them."""
+    def smoke(
+        self,
+        row: RowId,
+        /,
+        *,
+        torch: Torch = None,
+        python: Python = None,
+        dist: Dist = _DIST,
+        cache: Cache = None,
+        matrix: File = _FILE,
+    ) -> None:
+        """Install a row's wheels into a clean environment and train with them."""
+        loaded, plan = self._chosen(matrix, Selection(row=row, torch=torch, python=python))
         from dsops_builder import smoke  # noqa: PLC0415  as above
 
-        loaded, ops = self._load(matrix)
-        # An unknown row is a fault of the command line, said before anything is made.
-        make_plan(loaded, ops, Selection(row=row), everything(loaded))
-        smoke.smoke_row(
-            loaded,
-            row,
-            root=matrix.resolve().parent,
-            dist=dist,
-            cache=self._cache(cache),
-            runner=self._shell(),
-            report=self.report,
-        )
+        smoke.smoke_row(loaded, plan, self._place(dist, cache, matrix), runner=self._shell(), report=self.report)
 
-    def core(self, *, dist: Dist = _DIST, matrix: File = _FILE) -> None:
+    def core(self, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE) -> None:
         """Build the wheels of the loader. Their paths go to stdout."""
         from dsops_builder import core  # noqa: PLC0415  as above
 
-        self.report.wheels(
-            core.build_core(matrix.resolve().parent, dist=dist, runner=self._shell(), report=self.report)
-        )
+        root, place = matrix.absolute().parent, self._place(dist, cache, matrix)
+        self.report.wheels(core.build_core(root, place, runner=self._shell(), report=self.report))
 
     def verify(self, *wheels: Wheels, cuobjdump: Cuobjdump = None) -> None:
         """Check finished wheels against every gate that needs no build; all of them, whatever the first one says."""
@@ -205,6 +200,26 @@ class _Commands:
         # The first plan finds the words that the matrix does not have, before the machine is asked anything.
         make_plan(matrix, ops, selection, everything(matrix))
         return make_plan(matrix, ops, selection, facts or self.ask(matrix, [selection.row], self.env))
+
+    def _chosen(self, file: Path, selection: Selection) -> tuple[Matrix, Plan]:
+        """The plan of what was asked for, shown. Raises :class:`ToolchainError` when it leaves nothing to do."""
+        loaded, ops = self._load(file)
+        plan = self._plan(loaded, ops, selection)
+        self.report.say(plan.render())
+        if not plan.targets:
+            reasons = [f"{cell.id}: {cell.reason}" for cell in plan.excluded]
+            raise ToolchainError("\n".join([f"{plan.row}: no target is left:", *reasons]))
+        return loaded, plan
+
+    def _place(self, dist: Path, cache: Path | None, file: Path) -> pipeline.Workplace:
+        from dsops_builder import pipeline  # noqa: PLC0415  as above
+
+        return pipeline.Workplace(
+            dist=dist,
+            cache=self._cache(cache),
+            variables=self.env,
+            licenses=(file.absolute().parent / "LICENSE",),
+        )
 
     def _shell(self) -> Shell:
         return Shell(echo=self.report.echo)

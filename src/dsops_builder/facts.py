@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from dsops_builder.plan import LABEL_INDEX, Facts
 _ANSWER_SECONDS = 3.0
 
 
-def gather_facts(matrix: Matrix, rows: Iterable[str], env: Mapping[str, str]) -> Facts:
-    """Return the facts for these rows of the matrix.
+def gather_facts(
+    matrix: Matrix, rows: Iterable[str], env: Mapping[str, str], *, answers: Callable[[str], bool] | None = None
+) -> Facts:
+    """Return the facts for these rows of the matrix. ``answers`` stands in for :func:`index_answers`.
 
     ``env`` is the process's environment: ``PYENV_ROOT``, ``HOME`` and ``PATH`` say where interpreters may be. Takes a
     few seconds where an index is out of reach; raises nothing for anything that is not there.
@@ -27,9 +29,9 @@ def gather_facts(matrix: Matrix, rows: Iterable[str], env: Mapping[str, str]) ->
     )
     labels = tuple(dict.fromkeys(split_row_id(row)[1] for row in rows))
     with ThreadPoolExecutor(max_workers=max(1, len(labels))) as pool:
-        answers = pool.map(index_answers, (LABEL_INDEX.format(label=label) for label in labels))
+        answered = pool.map(answers or index_answers, (LABEL_INDEX.format(label=label) for label in labels))
         interpreters = {python: find_interpreter(python, env) for python in pythons}
-        return Facts(indexes=dict(zip(labels, answers, strict=True)), interpreters=interpreters)
+        return Facts(indexes=dict(zip(labels, answered, strict=True)), interpreters=interpreters)
 
 
 def index_answers(url: str) -> bool:

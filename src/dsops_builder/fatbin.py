@@ -32,7 +32,7 @@ def asked_for(archs: tuple[GpuArch, ...]) -> GpuCode:
     return GpuCode(sass=_plain(archs), ptx=_plain(tuple(arch for arch in archs if arch.ptx)))
 
 
-def read_gpu_code(path: Path, *, runner: Runner, cuobjdump: Path) -> GpuCode:
+def read_gpu_code(path: Path, cuobjdump: Path, runner: Runner) -> GpuCode:
     """What ``cuobjdump`` finds in ``path``.
 
     Raises :class:`GateError` when there is no GPU code, or an entry has a name that cannot be read, and

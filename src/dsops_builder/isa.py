@@ -90,7 +90,7 @@ def read_instructions(path: Path) -> Instructions:
     """
     with open_elf(path) as elf:
         if elf["e_machine"] != "EM_X86_64" or elf.elfclass != 64:  # noqa: PLR2004  the word size itself
-            raise GateError(f"{path.name}: instructions of {elf['e_machine']} are not x86-64's")
+            raise GateError(f"its instructions are not x86-64's but those of {elf['e_machine']}")
         code = sorted(_executable(elf))
         functions = _functions(elf)
     if not any(content for _, content in code):

@@ -22,9 +22,9 @@ _LABEL = re.compile(r"[1-9]\d*_(?P<label>cpu|cu(?P<major>\d+)(?P<minor>\d))")
 def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Faults) -> None:
     """Put every fault between the parts of the file into ``faults``. ``ops`` are those of the folder, by name."""
     for release in file.keys("toolkits"):
-        found = file.text("toolkits", release, "release")
-        if found is not None and not found.startswith(f"{release}."):
-            where: Location = ("toolkits", release, "release")
+        where: Location = ("toolkits", release, "release")
+        found = file.text(*where)
+        if found is not None and not found.startswith(f"{release}.") and not faults.under(file.name, where[:-1]):
             accepted = f'a release of {release}, such as "{release}.1"'
             faults.add(file.fault(where, differs(file.spellings[where], accepted)))
     for row in file.keys("rows"):
@@ -170,8 +170,6 @@ class _Row:
             self._refuse(where, f"what nvcc {release} compiles: {listed(known)}", suggestion(name, known))
 
     def _check_exclude(self, where: Location) -> None:
-        if self.faults.under(self.file.name, where):
-            return
         wanted = {key: self.file.text(*where, key) for key in ("torch", "python", "op")}
         cells = [
             {"torch": self.file.text(*pairing, "torch"), "python": python, "op": op}

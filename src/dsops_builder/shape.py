@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import UnionType
-from typing import Annotated, TypeVar, Union, get_args, get_origin
+from typing import TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -73,21 +71,12 @@ def _worded(model: type[BaseModel], file: YamlFile, detail: ErrorDetails) -> tup
 def _keys(model: object, where: Location) -> tuple[str, ...]:
     """Keys that the model accepts at ``where``: the fields of the model that the annotations lead to."""
     for part in where:
-        model = _inner(_plain(model), part)
-    model = _plain(model)
+        model = _inner(model, part)
     return tuple(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else ()
 
 
 def _inner(annotation: object, part: str | int) -> object:
+    """The annotation one step further in: of a model's field, a dict's values or a tuple's items."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation.model_fields[str(part)].annotation
-    return get_args(annotation)[-1 if get_origin(annotation) in {dict, Mapping} else 0]
-
-
-def _plain(annotation: object) -> object:
-    """Without ``Annotated`` and ``| None``."""
-    if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return _plain(next(item for item in get_args(annotation) if item is not type(None)))
-    return annotation
+    return get_args(annotation)[-1 if get_origin(annotation) is dict else 0]

@@ -290,7 +290,7 @@ def _judge(opened: _Opened, name: str, artifact: Artifact, context: Context) -> 
 
 def _judge_gpu_code(path: Path, name: str, artifact: Artifact, context: Context) -> Iterator[Failure]:
     if context.cuobjdump is not None:
-        code = read_gpu_code(path, runner=context.runner, cuobjdump=context.cuobjdump)
+        code = read_gpu_code(path, context.cuobjdump, context.runner)
         yield from check_gpu_code(name, code, artifact, context.archs)
     elif context.archs is not None:
         yield Failure(gate="GPU code", file=name, found="no cuobjdump to list it with", wanted="one")

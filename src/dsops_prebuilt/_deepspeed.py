@@ -30,7 +30,7 @@ def attach(name: str, module: Any) -> None:
     if name == "deepspeed.env_report":
         _show_in_report(module)
         return
-    base = module.OpBuilder
+    base = vars(module)["OpBuilder"]
     if _MARK in vars(base):
         return
     setattr(base, _MARK, True)
@@ -184,15 +184,15 @@ def _policy(host: Host) -> str:
 def _tell_once(line: str) -> None:
     if line not in _told:
         _told.add(line)
-        print(f"dsops-prebuilt: {line}", file=sys.stderr)  # noqa: T201 - there is no logger that surely shows it
+        print(f"dsops-prebuilt: {line}", file=sys.stderr)  # no logger is sure to show it
 
 
 def _spare_unfinished(frame: Optional[FrameType]) -> None:
     """Keep ``__del__`` away from the object whose ``__init__`` asked for the op and is being ended by an error.
 
-    Up to 0.19.7 ``DeepSpeedCPUAdam.__del__`` uses ``self.ds_opt_adam`` without asking whether ``__init__`` got that far
-    (deepspeed/ops/adam/cpu_adam.py, and its siblings), so that "has no attribute 'ds_opt_adam'" is the last, and for
-    many the only, line that they see. Nothing was created, so nothing has to be destroyed.
+    Before 0.19.8 ``DeepSpeedCPUAdam.__del__`` uses ``self.ds_opt_adam`` without asking whether ``__init__`` came that
+    far (deepspeed/ops/adam/cpu_adam.py, and its siblings), so that "has no attribute 'ds_opt_adam'" is the last, and
+    for many the only, line that they see. Nothing was created, so nothing has to be destroyed.
     """
     while frame is not None and frame.f_code.co_name != "__init__":
         frame = frame.f_back

@@ -10,9 +10,9 @@ from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed
 from dsops_prebuilt._select import Selection, Verdict
 
-_SHOWN = 6
+_SHOWN = 5
 _CURABLE = {"python", "torch", "cxx11_abi", "cuda"}
-_JIT = "DSOPS_ON_MISS=jit has DeepSpeed compile it"
+_JIT = "only DeepSpeed's own build can serve it"
 
 
 def miss(selection: Selection, host: Host, found: Installed, obstacles: Tuple[str, ...] = ()) -> NoArtifactError:

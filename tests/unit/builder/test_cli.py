@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import dsops_builder
 from dsops_builder import cli
+from dsops_builder import pipeline as real_pipeline
+from dsops_builder import smoke as real_smoke
 from dsops_builder.errors import CompileError
 from dsops_builder.model import Matrix, Wheel
+from dsops_builder.pipeline import Workplace
 from dsops_builder.plan import Facts, Plan, everything
 from dsops_builder.process import Runner
 from dsops_builder.report import Report
@@ -41,31 +42,32 @@ def run(*arguments: str, ask: cli.Ask = everywhere, env: Mapping[str, str] | Non
 
 @dataclass
 class Pipeline:
-    """In place of the module ``pipeline``: remembers what it was given, and answers with a wheel or an error."""
+    """In place of the modules ``pipeline`` and ``smoke``: remembers what it got; answers with a wheel or an error."""
 
     error: BaseException | None = None
     plans: list[Plan] = field(default_factory=list)
-    folders: list[tuple[Path, Path]] = field(default_factory=list)
+    places: list[Workplace] = field(default_factory=list)
 
     def build_row(
-        self, _matrix: Matrix, plan: Plan, *, dist: Path, cache: Path, runner: Runner, report: Report
+        self, _matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, report: Report
     ) -> tuple[Wheel, ...]:
+        self.smoke_row(_matrix, plan, place, runner=runner, report=report)
+        return (Wheel(path=place.dist / "a.whl", sha256="ab" * 32, size=1, seconds=1.0),)
+
+    def smoke_row(self, _matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, report: Report) -> None:
         del runner
         self.plans.append(plan)
-        self.folders.append((dist, cache))
+        self.places.append(place)
         with report.step("compile"):
             if self.error is not None:
                 raise self.error
-        return (Wheel(path=dist / "a.whl", sha256="ab" * 32, size=1, seconds=1.0),)
 
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     fake = Pipeline()
-    module = ModuleType("dsops_builder.pipeline")
-    vars(module)["build_row"] = fake.build_row
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(dsops_builder, "pipeline", module, raising=False)
+    monkeypatch.setattr(real_pipeline, "build_row", fake.build_row)
+    monkeypatch.setattr(real_smoke, "smoke_row", fake.smoke_row)
     return fake
 
 
@@ -172,15 +174,23 @@ def test_build_narrates_on_stderr_and_prints_paths_on_stdout(
     assert captured.out == f"{tmp_path}/out/a.whl\n"
     assert captured.err.startswith("1_cu118: build 1 of the cu118 payload, 3 targets\n")
     assert captured.err.index("targets") < captured.err.index("compile ...") < captured.err.index("ab" * 32)
-    assert pipeline.folders == [(tmp_path / "out", tmp_path / "cache")]
+    assert [(place.dist, place.cache) for place in pipeline.places] == [(tmp_path / "out", tmp_path / "cache")]
     assert {(one.torch, one.python) for one in pipeline.plans[0].targets} == {("2.7.1", "3.11")}
 
 
-def test_build_without_a_target_is_6_and_says_why(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("build", "1_cpu", "--matrix", SMALL, ask=nothing) == 6
+def test_smoke_gets_the_plan_of_what_was_asked_for(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("smoke", "1_cu118", "--torch", "2.7.1", "--python", "3.12", "--matrix", SMALL) == 0
+
+    assert {(one.torch, one.python) for one in pipeline.plans[0].targets} == {("2.7.1", "3.12")}
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("verb", ["build", "smoke"])
+def test_nothing_to_do_is_6_and_says_why(verb: str, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "1_cpu", "--matrix", SMALL, ask=nothing) == 6
 
     assert capsys.readouterr().err.endswith(
-        "error: nothing to build:\n"
+        "error: 1_cpu: no target is left:\n"
         "  1_cpu/torch2.13.0/cp311: no Python 3.11 on this machine; "
         "`pyenv install 3.11` or `uv python install 3.11` provides it\n"
     )
@@ -201,7 +211,8 @@ def test_cache_folder(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, env: 
     monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/.cache")
     run("build", "1_cpu", "--matrix", SMALL, env=env)
 
-    assert pipeline.folders == [(Path("dist"), cache)]
+    assert [(place.dist, place.cache, place.variables) for place in pipeline.places] == [(Path("dist"), cache, env)]
+    assert [place.licenses for place in pipeline.places] == [(Path(SMALL).parent / "LICENSE",)]
 
 
 def test_error_of_the_pipeline_is_its_code_and_one_block(
@@ -252,7 +263,7 @@ def test_help_is_data(capsys: pytest.CaptureFixture[str]) -> None:
 def test_module_runs_and_returns_the_code() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "dsops_builder", "plan", "1_cu119", "--matrix", SMALL]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603  ours
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: build_matrix.yaml has no row 1_cu119")

@@ -30,7 +30,7 @@ def test_facts_of_an_extension_module(elf_samples: Path) -> None:
 
 def test_facts_of_a_library_without_versions(elf_samples: Path) -> None:
     elf = read_elf(elf_samples / "libc10.so")
-    assert (elf.soname, elf.versions, elf.defined) == ("libc10.so", (), {"c10_sample"})
+    assert (elf.soname, elf.versions, elf.defined) == ("libc10.so", (), frozenset({"c10_sample"}))
 
 
 def test_search_path_and_gpu_code_are_seen(elf_samples: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_a_gate_error_or_read(elf_samples: Path, tmp_path: Pat
     content = (elf_samples / "host.so").read_bytes()
     path = tmp_path / "damaged.so"
     outcomes = set()
-    for place in range(0, len(content), 7):
+    for place in range(0, len(content), 23):
         for damaged in (content[:place], content[:place] + b"\xff\xff\xff" + content[place + 3 :]):
             path.write_bytes(damaged)
             try:
@@ -94,6 +94,16 @@ def test_a_damaged_file_is_a_gate_error_or_read(elf_samples: Path, tmp_path: Pat
             else:
                 outcomes.add("read")
     assert outcomes == {"refused", "read"}
+
+
+def test_a_file_without_section_headers_is_refused(elf_samples: Path, tmp_path: Path) -> None:
+    content = bytearray((elf_samples / "host.so").read_bytes())
+    struct.pack_into("<Q", content, 40, 0)  # e_shoff
+    struct.pack_into("<HHH", content, 58, 0, 0, 0)  # e_shentsize, e_shnum, e_shstrndx
+    path = tmp_path / "stripped.so"
+    path.write_bytes(content)
+    with pytest.raises(GateError, match=r"^stripped\.so: not a readable ELF file: no dynamic s"):
+        read_elf(path)
 
 
 def test_symbols_are_found_through_the_libraries_that_are_needed(elf_samples: Path) -> None:

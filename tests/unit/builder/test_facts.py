@@ -7,9 +7,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from python_discovery import PythonInfo
 
-from dsops_builder.facts import find_interpreter, index_answers
+from dsops_builder.facts import find_interpreter, gather_facts, index_answers
+from dsops_builder.matrix import load_matrix
 
+SMALL = Path(__file__).parents[2] / "data/small"
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -70,6 +73,40 @@ def test_broken_interpreter_is_passed_over(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\nexit 1\n")
 
     assert find_interpreter(RUNNING, {"PYENV_ROOT": str(tmp_path), "PATH": ""}) == good
+
+
+def test_facts_are_of_the_rows_asked_for(tmp_path: Path) -> None:
+    matrix = load_matrix(SMALL / "build_matrix.yaml")
+    asked: list[str] = []
+
+    def answers(url: str) -> bool:
+        asked.append(url)
+        return True
+
+    binary = pyenv(tmp_path, f"{RUNNING}.1")
+    env = {"PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path), "PATH": ""}
+    facts = gather_facts(matrix, ["1_cpu"], env, answers=answers)
+
+    assert asked == ["https://download.pytorch.org/whl/cpu"]
+    assert facts.indexes == {"cpu": True}
+    assert list(facts.interpreters) == ["3.11"]
+    assert facts.interpreters["3.11"] == (binary if RUNNING == "3.11" else find_interpreter("3.11", env))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("free_threaded", True), ("implementation", "PyPy")], ids=["free-threaded", "PyPy"]
+)
+def test_interpreters_that_are_not_covered_are_not_taken(
+    attribute: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyenv(tmp_path, f"{RUNNING}.1")
+    env = {"PYENV_ROOT": str(tmp_path), "PATH": ""}
+    other = PythonInfo.current()
+    monkeypatch.setattr(other, attribute, value)
+    monkeypatch.setattr(PythonInfo, "from_exe", lambda *_, **__: other)
+
+    found = find_interpreter(RUNNING, env)
+    assert found is None or tmp_path not in found.parents
 
 
 def test_no_interpreter_of_that_release(tmp_path: Path) -> None:

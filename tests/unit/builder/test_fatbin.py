@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,9 @@ def _printing(elf: str, ptx: str) -> Callable[[Sequence[str]], str]:
     return lambda command: {"--list-elf": elf, "--list-ptx": ptx}[command[1]]
 
 
-def test_each_architecture_once_in_order(fake_runner: Callable[..., object]) -> None:
+def test_each_architecture_once_in_order(fake_runner: Any) -> None:
     runner = fake_runner(_printing(_ELF, _PTX))
-    code = read_gpu_code(_FILE, runner=runner, cuobjdump=_TOOL)
+    code = read_gpu_code(_FILE, _TOOL, runner)
     assert code == GpuCode(
         sass=(GpuArch(8, 0), GpuArch(9, 0), GpuArch(9, 0, "a"), GpuArch(12, 0)), ptx=(GpuArch(12, 0),)
     )
@@ -40,33 +41,35 @@ def test_each_architecture_once_in_order(fake_runner: Callable[..., object]) -> 
     ]
 
 
-def test_other_lines_are_passed_over_and_an_empty_list_is_none(fake_runner: Callable[..., object]) -> None:
+def test_other_lines_are_passed_over_and_an_empty_list_is_none(fake_runner: Any) -> None:
     runner = fake_runner(_printing("cuobjdump info    : something\n" + _ELF, ""))
-    code = read_gpu_code(_FILE, runner=runner, cuobjdump=_TOOL)
+    code = read_gpu_code(_FILE, _TOOL, runner)
     assert code.ptx == ()
     assert str(code) == "SASS 8.0 9.0 9.0a 12.0, PTX none"
 
 
-def test_an_entry_that_cannot_be_read(fake_runner: Callable[..., object]) -> None:
+def test_an_entry_that_cannot_be_read(fake_runner: Any) -> None:
     runner = fake_runner(_printing("ELF file    1: op.1.sm_90x.cubin\n", ""))
     with pytest.raises(GateError, match=r"^op\.so: cuobjdump lists 'ELF file    1: op\.1\.sm_90x\.cubin', whose "):
-        read_gpu_code(_FILE, runner=runner, cuobjdump=_TOOL)
+        read_gpu_code(_FILE, _TOOL, runner)
 
 
-def test_a_file_without_gpu_code(fake_runner: Callable[..., object]) -> None:
+def test_a_file_without_gpu_code(fake_runner: Any) -> None:
     def fail(command: Sequence[str]) -> str:
-        raise CommandError(f"exit code 255 from {command}\ncuobjdump info    : File 'op.so' does not contain device code")
+        raise CommandError(
+            f"exit code 255 from {command}\ncuobjdump info    : File 'op.so' does not contain device code"
+        )
 
     with pytest.raises(GateError, match=r"^op\.so: no GPU code in it$"):
-        read_gpu_code(_FILE, runner=fake_runner(fail), cuobjdump=_TOOL)
+        read_gpu_code(_FILE, _TOOL, fake_runner(fail))
 
 
-def test_cuobjdump_is_not_there(fake_runner: Callable[..., object]) -> None:
+def test_cuobjdump_is_not_there(fake_runner: Any) -> None:
     def fail(command: Sequence[str]) -> str:
         raise CommandError(f"{command[0]}: cannot be started")
 
     with pytest.raises(CommandError, match=r"^/cuda/bin/cuobjdump: cannot be started$"):
-        read_gpu_code(_FILE, runner=fake_runner(fail), cuobjdump=_TOOL)
+        read_gpu_code(_FILE, _TOOL, fake_runner(fail))
 
 
 def test_what_an_arch_list_asks_for() -> None:

@@ -62,6 +62,12 @@ def test_small_matrix_is_what_its_file_says() -> None:
     assert matrix.toolkits["11.8"].packages[0].name == "libcub-dev"
 
 
+def test_archs_are_in_order_whatever_the_files(copy: Copy) -> None:
+    copy.change(('archs: ["8.0", "9.0+PTX"]', 'archs: ["9.0", "7.5", "8.0+PTX"]'))
+
+    assert [str(arch) for arch in load_matrix(copy.file).rows["1_cu118"].pairings[0].archs] == ["7.5", "8.0+PTX", "9.0"]
+
+
 def test_real_matrix_and_ops_have_no_fault() -> None:
     matrix = load_matrix(ROOT / "build_matrix.yaml")
     ops = load_ops(ROOT / "ops")
@@ -395,6 +401,24 @@ def test_file_that_is_no_matrix(copy: Copy, content: bytes, line: str) -> None:
     copy.file.write_bytes(content)
 
     assert copy.faults() == [line]
+
+
+def test_archs_in_a_row_without_a_cuda_op(copy: Copy) -> None:
+    copy.change(("ops: [cpu_adam, fused_adam]", "ops: [cpu_adam]"), ("op: fused_adam", "op: cpu_adam"))
+
+    assert copy.faults() == [
+        "build_matrix.yaml:42: rows.1_cu118.pairings[0].archs: found GPU architectures, accepted none in a row without a CUDA op",
+        "build_matrix.yaml:46: rows.1_cu118.pairings[1].archs: found GPU architectures, accepted none in a row without a CUDA op",
+    ]
+
+
+def test_toolkit_whose_key_is_no_release_is_told_once_and_archs_are_left_alone(copy: Copy) -> None:
+    copy.change(('  "11.8":\n    provider', "  eleven:\n    provider"), ('toolkit: "11.8"', "toolkit: eleven"))
+
+    assert copy.faults() == [
+        'build_matrix.yaml:14: toolkits.eleven: found the key "eleven", accepted two numbers, such as "11.8"',
+        'build_matrix.yaml:34: rows.1_cu118.toolkit: found eleven, accepted "11.8", the CUDA release of the label cu118',
+    ]
 
 
 def test_file_that_is_not_there(copy: Copy) -> None:

@@ -12,7 +12,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import dsops_prebuilt
 from dsops_prebuilt._host import Host, Libc
@@ -32,37 +32,40 @@ SRC = Path(__file__).parents[3] / "src"
 CLOSURE = ("adam/cpu_adam.cpp", "includes/cpu_adam.h")
 DIGEST = "d" * 64
 VERSION = dsops_prebuilt.__version__
+GLIBC = Libc("glibc", (2, 31))
+TORCH = TorchBuild("2.7.1+cu126", "12.6", None, cxx11_abi=True)
+DRIVER = CudaRelease(12, 8)
 
 
 @dataclass(frozen=True)
 class FakeHost:
     """A Linux machine with an AVX2 processor, one A100, torch 2.7.1+cu126 and DeepSpeed 0.19.8, unless said."""
 
-    python: Optional[str] = "cp311"
-    system: Optional[str] = "Linux"
-    machine: Optional[str] = "x86_64"
-    libc: Optional[Libc] = Libc("glibc", (2, 31))
-    simd: Optional[Simd] = Simd.X86_64_V3
-    torch: Optional[TorchBuild] = TorchBuild("2.7.1+cu126", "12.6", None, cxx11_abi=True)
-    deepspeed: Optional[str] = "0.19.8"
-    csrc: Optional[str] = "/site/deepspeed/ops/csrc"
-    driver: Optional[CudaRelease] = CudaRelease(12, 8)
+    python: str | None = "cp311"
+    system: str | None = "Linux"
+    machine: str | None = "x86_64"
+    libc: Libc | None = GLIBC
+    simd: Simd | None = Simd.X86_64_V3
+    torch: TorchBuild | None = TORCH
+    deepspeed: str | None = "0.19.8"
+    csrc: str | None = "/site/deepspeed/ops/csrc"
+    driver: CudaRelease | None = DRIVER
     tegra: bool = False
-    visible: Optional[Tuple[Gpu, ...]] = (Gpu("GPU-a100", 8, 0),)
-    digests: Dict[Tuple[str, ...], str] = field(default_factory=lambda: {CLOSURE: DIGEST})
-    obstacles: Tuple[str, ...] = ()
-    settings: Dict[str, str] = field(default_factory=dict)
+    visible: tuple[Gpu, ...] | None = (Gpu("GPU-a100", 8, 0),)
+    digests: dict[tuple[str, ...], str] = field(default_factory=lambda: {CLOSURE: DIGEST})
+    obstacles: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
 
-    def gpus(self) -> Optional[Tuple[Gpu, ...]]:
+    def gpus(self) -> tuple[Gpu, ...] | None:
         return self.visible
 
-    def closure_digest(self, closure: Tuple[str, ...]) -> Optional[str]:
+    def closure_digest(self, closure: tuple[str, ...]) -> str | None:
         return self.digests.get(closure)
 
-    def jit_obstacles(self, needs_cuda: bool) -> Tuple[str, ...]:
+    def jit_obstacles(self, needs_cuda: bool) -> tuple[str, ...]:
         return self.obstacles if needs_cuda else tuple(phrase for phrase in self.obstacles if "CUDA" not in phrase)
 
-    def setting(self, name: str) -> Optional[str]:
+    def setting(self, name: str) -> str | None:
         return self.settings.get(name)
 
 
@@ -70,7 +73,7 @@ def host_of(**facts: Any) -> Host:
     return FakeHost(**facts)
 
 
-def arches(*tokens: str) -> Tuple[GpuArch, ...]:
+def arches(*tokens: str) -> tuple[GpuArch, ...]:
     return tuple(GpuArch.parse(token) for token in tokens)
 
 
@@ -78,7 +81,9 @@ def torch_binding(**changes: Any) -> TorchBinding:
     return replace(TorchBinding("2.7", None, cxx11_abi=True, built_with="2.7.1+cu126"), **changes)
 
 
-def cuda_binding(toolkit: str = "12.6", sass: Tuple[str, ...] = ("8.0", "9.0"), ptx: Tuple[str, ...] = ()) -> CudaBinding:
+def cuda_binding(
+    toolkit: str = "12.6", sass: tuple[str, ...] = ("8.0", "9.0"), ptx: tuple[str, ...] = ()
+) -> CudaBinding:
     return CudaBinding(CudaRelease.parse(toolkit), arches(*sass), arches(*ptx))
 
 
@@ -111,7 +116,7 @@ def fused_adam_of(**changes: Any) -> Artifact:
     return replace(made, **changes)
 
 
-def offer_of(made: Optional[Artifact] = None, label: str = "cu126", build: int = 1, folder: str = "/p") -> Offer:
+def offer_of(made: Artifact | None = None, label: str = "cu126", build: int = 1, folder: str = "/p") -> Offer:
     return Offer(made or artifact_of(), label, build, folder)
 
 
@@ -120,7 +125,7 @@ def manifest_of(*artifacts: Artifact, **changes: Any) -> Manifest:
     return replace(made, **changes)
 
 
-def write_payload(entry: Path, manifest: Manifest, files: Dict[str, bytes], *, record: bool = True) -> Path:
+def write_payload(entry: Path, manifest: Manifest, files: dict[str, bytes], *, record: bool = True) -> Path:
     """Install a payload on a path entry as pip would, and return its folder."""
     folder = entry / FOLDER / manifest.label
     folder.mkdir(parents=True)
@@ -136,7 +141,7 @@ def write_payload(entry: Path, manifest: Manifest, files: Dict[str, bytes], *, r
     return folder
 
 
-def real_extension() -> Tuple[str, Path]:
+def real_extension() -> tuple[str, Path]:
     """Name and file of an extension module of this interpreter that is a file of its own and harmless to open twice."""
     for name in ("_heapq", "_bisect", "_json", "_random", "_struct"):
         spec = find_spec(name)
@@ -145,11 +150,11 @@ def real_extension() -> Tuple[str, Path]:
     raise LookupError("this interpreter has every extension built in")
 
 
-def here(**changes: Any) -> Tuple[Artifact, bytes]:
+def here(**changes: Any) -> tuple[Artifact, bytes]:
     """An artifact that this very interpreter can open, whatever its version, with its bytes."""
     name, path = real_extension()
     content = path.read_bytes()
-    facts: Dict[str, Any] = {
+    facts: dict[str, Any] = {
         "file": f"{name}_op.so",
         "module": f"deepspeed.ops.adam.{name}",
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -162,7 +167,7 @@ def here(**changes: Any) -> Tuple[Artifact, bytes]:
     return artifact_of(**{**facts, **changes}), content
 
 
-BUILDER = '''
+BUILDER = """
 class MissingCUDAException(Exception):
     pass
 
@@ -205,7 +210,7 @@ class OpBuilder:
 class CUDAOpBuilder(OpBuilder):
     def is_compatible(self, verbose=False):
         return super().is_compatible(verbose)
-'''
+"""
 
 OPS = {
     "deepspeed/__init__.py": "__version__ = '0.19.8'\n",
@@ -319,12 +324,15 @@ class FakeDeepSpeed:
         write_payload(self.entry, manifest_of(made), {made.file: content})
         return made
 
-    def run(self, script: str, *, activate: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a script in a new interpreter; by default it starts with the ``.pth`` file's line and lacks a compiler."""
-        line = (SRC / "dsops_prebuilt_activate.pth").read_text() if activate else ""
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script in a new interpreter that starts with the ``.pth`` file's line, and lacks a compiler."""
+        return self.run_bare((SRC / "dsops_prebuilt_activate.pth").read_text() + dedent(script), **environment)
+
+    def run_bare(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The same without activation."""
         path = self.entry / "script.py"
-        path.write_text(line + dedent(script))
+        path.write_text(dedent(script))
         clean = {"PATH": "", "PYTHONPATH": f"{self.entry}{os.pathsep}{SRC}", "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(  # noqa: S603 - this interpreter, this script
+        return subprocess.run(  # noqa: S603 - this interpreter, our script
             [sys.executable, str(path)], env={**clean, **environment}, capture_output=True, text=True, check=False
         )

@@ -4,11 +4,12 @@ import sys
 import zipfile
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 
 import pytest
+from tests.unit.runtime.fakes import OPS, SRC, FakeDeepSpeed
 
 import dsops_prebuilt_activate
-from tests.unit.runtime.fakes import OPS, SRC, FakeDeepSpeed
 
 ATTACHED = """
     from deepspeed.ops.op_builder.builder import OpBuilder
@@ -27,7 +28,7 @@ def test_the_pth_line_attaches_when_deepspeed_is_imported(deepspeed: FakeDeepSpe
 
 
 def test_without_it_deepspeed_is_untouched(deepspeed: FakeDeepSpeed) -> None:
-    assert deepspeed.run(ATTACHED, activate=False).stdout == "untouched\n"
+    assert deepspeed.run_bare(ATTACHED).stdout == "untouched\n"
 
 
 def test_the_three_files_of_activation_name_one_function() -> None:
@@ -37,7 +38,9 @@ def test_the_three_files_of_activation_name_one_function() -> None:
     assert callable(dsops_prebuilt_activate.install)
 
 
-@pytest.mark.parametrize(("word", "answer"), [("1", "untouched"), ("yes", "untouched"), ("0", "attached"), ("", "attached")])
+@pytest.mark.parametrize(
+    ("word", "answer"), [("1", "untouched"), ("yes", "untouched"), ("0", "attached"), ("", "attached")]
+)
 def test_dsops_disable(deepspeed: FakeDeepSpeed, word: str, answer: str) -> None:
     assert deepspeed.run(ATTACHED, DSOPS_DISABLE=word).stdout == f"{answer}\n"
 
@@ -59,6 +62,17 @@ def test_activation_twice_is_once(deepspeed: FakeDeepSpeed) -> None:
     assert deepspeed.run(script).stdout == "1\nFalse\n"
 
 
+def test_attaching_twice_is_once(deepspeed: FakeDeepSpeed) -> None:
+    script = """
+        import sys, dsops_prebuilt
+        from deepspeed.ops.op_builder.builder import OpBuilder
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "dsops_prebuilt")]
+        dsops_prebuilt.activate()
+        print(hasattr(OpBuilder.load, "__wrapped__"), hasattr(OpBuilder.load.__wrapped__, "__wrapped__"))
+    """
+    assert deepspeed.run(script).stdout == "True False\n"
+
+
 def test_late_activation_reaches_the_classes_that_exist(deepspeed: FakeDeepSpeed) -> None:
     deepspeed.serve()
     script = """
@@ -69,7 +83,7 @@ def test_late_activation_reaches_the_classes_that_exist(deepspeed: FakeDeepSpeed
         print(CPUAdamBuilder().is_compatible(), SpatialInferenceBuilder().is_compatible())
         print(CPUAdamBuilder().load().__name__.rpartition(".")[0])
     """
-    done = deepspeed.run(script, activate=False)
+    done = deepspeed.run_bare(script)
     assert (done.stdout, done.stderr) == ("True False\ndeepspeed.ops.adam\n", "")
 
 
@@ -99,6 +113,29 @@ def test_a_deepspeed_in_a_zip_file(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (f"{expected}\nzipimporter\n", "")
 
 
+class Shared:
+    """A loader that runs several modules, as a zipimporter does."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.ran.append(module.__name__)
+
+
+def test_a_shared_loader_is_extended_for_its_own_module_only(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = Shared()
+    dsops_prebuilt_activate._extend(loader, "op_builder.builder")  # noqa: SLF001
+    dsops_prebuilt_activate._extend(loader, "op_builder.builder")  # noqa: SLF001
+    loader.exec_module(ModuleType("op_builder.other"))
+    assert capsys.readouterr().err == ""
+    loader.exec_module(ModuleType("op_builder.builder"))
+    assert "not attached to DeepSpeed (KeyError: 'OpBuilder')" in capsys.readouterr().err
+    loader.exec_module(ModuleType("op_builder.builder"))
+    assert capsys.readouterr().err == ""
+    assert loader.ran == ["op_builder.other", "op_builder.builder", "op_builder.builder"]
+
+
 class Bare:
     """A loader of the old protocol: no ``exec_module``."""
 
@@ -107,12 +144,12 @@ class Slotted:
     __slots__ = ()
 
     def exec_module(self, module: object) -> None:
-        raise AssertionError
+        raise AssertionError(module)
 
 
 @pytest.mark.parametrize("loader", [Bare(), Slotted(), None], ids=["bare", "slots", "none"])
 def test_a_loader_that_cannot_be_extended_is_left_alone(loader: object) -> None:
-    dsops_prebuilt_activate._extend(loader, "op_builder.builder")
+    dsops_prebuilt_activate._extend(loader, "op_builder.builder")  # noqa: SLF001
     assert not getattr(loader, "__dict__", None)
 
 
@@ -156,9 +193,8 @@ def test_a_fault_of_ours_is_one_line_and_deepspeed_is_imported(deepspeed: FakeDe
     done = deepspeed.run("import deepspeed.ops.op_builder.builder as module; print(module.Renamed.__name__)")
     assert done.stdout == "Renamed\n"
     assert done.stderr == (
-        "dsops-prebuilt: not attached to DeepSpeed (AttributeError: module 'deepspeed.ops.op_builder.builder' has no "
-        "attribute 'OpBuilder'); DeepSpeed goes on without prebuilt ops. Run `dsops list`, reinstall dsops-prebuilt, "
-        "or set DSOPS_DISABLE=1.\n"
+        "dsops-prebuilt: not attached to DeepSpeed (KeyError: 'OpBuilder'); DeepSpeed goes on without prebuilt ops. "
+        "Run `dsops list`, reinstall dsops-prebuilt, or set DSOPS_DISABLE=1.\n"
     )
 
 
@@ -167,11 +203,15 @@ def test_without_the_package_the_hook_says_so_and_raises_nothing(tmp_path: Path)
     (tmp_path / "dsops_prebuilt_activate.py").write_bytes((SRC / "dsops_prebuilt_activate.py").read_bytes())
     done = deepspeed.run(ATTACHED, PYTHONPATH=str(tmp_path))
     assert done.stdout == "untouched\n"
-    assert done.stderr.startswith("dsops-prebuilt: not attached to DeepSpeed (ModuleNotFoundError: No module named 'dsops_p")
+    assert done.stderr.startswith(
+        "dsops-prebuilt: not attached to DeepSpeed (ModuleNotFoundError: No module named 'dsops_p"
+    )
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("broken", ["sys.meta_path = None", "sys.meta_path = ()", "sys.stderr = None; sys.meta_path = None"])
+@pytest.mark.parametrize(
+    "broken", ["sys.meta_path = None", "sys.meta_path = ()", "sys.stderr = None; sys.meta_path = None"]
+)
 def test_install_never_raises(deepspeed: FakeDeepSpeed, broken: str) -> None:
     script = f"""
         import sys, dsops_prebuilt_activate
@@ -179,13 +219,13 @@ def test_install_never_raises(deepspeed: FakeDeepSpeed, broken: str) -> None:
         dsops_prebuilt_activate.install()
         sys.stdout.write("alive")
     """
-    assert deepspeed.run(script, activate=False).stdout == "alive"
+    assert deepspeed.run_bare(script).stdout == "alive"
 
 
 def test_a_module_that_is_still_running_is_passed_over(deepspeed: FakeDeepSpeed) -> None:
     path = deepspeed.entry / "deepspeed/ops/op_builder/builder.py"
     path.write_text("import dsops_prebuilt_activate; dsops_prebuilt_activate.install()\n" + path.read_text())
-    done = deepspeed.run(ATTACHED, activate=False)
+    done = deepspeed.run_bare(ATTACHED)
     assert (done.stdout, done.stderr) == ("untouched\n", "")
 
 
@@ -215,7 +255,7 @@ def test_activation_imports_nothing_that_was_not_there(deepspeed: FakeDeepSpeed)
         dsops_prebuilt_activate.install()
         print(sorted(set(sys.modules) - before))
     """
-    assert deepspeed.run(script, activate=False).stdout == "['dsops_prebuilt_activate']\n"
+    assert deepspeed.run_bare(script).stdout == "['dsops_prebuilt_activate']\n"
 
 
 def test_activation_costs_well_under_a_millisecond(deepspeed: FakeDeepSpeed) -> None:
@@ -229,4 +269,4 @@ def test_activation_costs_well_under_a_millisecond(deepspeed: FakeDeepSpeed) -> 
             sys.meta_path.pop(0)
         print(min(times) < 0.0005)
     """
-    assert deepspeed.run(script, activate=False).stdout == "True\n"
+    assert deepspeed.run_bare(script).stdout == "True\n"

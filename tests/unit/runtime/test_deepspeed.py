@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.runtime.fakes import CLOSURE, OPS, FakeDeepSpeed, real_extension
 
 from dsops_prebuilt._manifest import FOLDER, SourceDigest
-from tests.unit.runtime.fakes import CLOSURE, OPS, FakeDeepSpeed, real_extension
 
 LOAD = """
     from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
@@ -56,7 +56,11 @@ def test_releases_without_a_memo_are_served(deepspeed: FakeDeepSpeed) -> None:
     """Up to 0.11 OpBuilder has no ``_loaded_ops``."""
     deepspeed.serve()
     path = deepspeed.entry / "deepspeed/ops/op_builder/builder.py"
-    text = path.read_text().replace("    _loaded_ops = {}\n", "").replace("if self.name in __class__._loaded_ops:", "if 0:")
+    text = (
+        path.read_text()
+        .replace("    _loaded_ops = {}\n", "")
+        .replace("if self.name in __class__._loaded_ops:", "if 0:")
+    )
     path.write_text(text)
     script = """
         from deepspeed.ops.op_builder.builder import OpBuilder
@@ -103,7 +107,11 @@ def test_a_builder_with_a_load_of_its_own_ends_in_ours(deepspeed: FakeDeepSpeed)
 def test_one_name_and_two_kernels(
     deepspeed: FakeDeepSpeed, accelerators: tuple[str, ...], accelerator: str, module: str, answer: str
 ) -> None:
-    deepspeed.serve("fused_adam", accelerators=accelerators, python="cp00" if accelerators == ("cuda",) and module != "cpu" else None)
+    deepspeed.serve(
+        "fused_adam",
+        accelerators=accelerators,
+        python="cp00" if accelerators == ("cuda",) and module != "cpu" else None,
+    )
     script = f"""
         from deepspeed.ops.op_builder.{module} import FusedAdamBuilder
         try:
@@ -135,6 +143,17 @@ def test_a_builder_from_elsewhere_is_not_answered(deepspeed: FakeDeepSpeed) -> N
             pass
         print(CPUAdamBuilder("cpu_adam").load())
     """
+    assert deepspeed.run(script).stdout == "probe cpu_adam\ncompiled cpu_adam\n"
+
+
+def test_a_builder_of_another_project_with_a_package_of_that_name_is_not_answered(deepspeed: FakeDeepSpeed) -> None:
+    deepspeed.serve()
+    folder = deepspeed.entry / "theirs/op_builder"
+    folder.mkdir(parents=True)
+    (folder / "cpu_adam.py").write_text(
+        "from deepspeed.ops.op_builder.builder import OpBuilder\nclass CPUAdamBuilder(OpBuilder):\n    pass\n"
+    )
+    script = "from theirs.op_builder.cpu_adam import CPUAdamBuilder; print(CPUAdamBuilder('cpu_adam').load())"
     assert deepspeed.run(script).stdout == "probe cpu_adam\ncompiled cpu_adam\n"
 
 
@@ -235,14 +254,18 @@ def test_a_miss_without_a_compiler_is_the_answer_on_one_screen(deepspeed: FakeDe
     assert "Asked for: cpu_adam (cpu)" in lines
     assert "This machine:" in lines
     assert "Artifacts of cpu_adam that are installed (1):" in lines
-    assert any(line.startswith("DeepSpeed cannot compile it here either; this machine lacks a C++ compiler") for line in lines)
+    assert any(
+        line.startswith("DeepSpeed cannot compile it here either; this machine lacks a C++ compiler") for line in lines
+    )
     assert lines[-1] == "  dsops explain cpu_adam --accelerator cpu"
     assert len(lines) <= 24
     assert "probe" not in done.stdout
 
 
 def test_a_miss_with_a_compiler_is_one_line_for_each_op_and_then_deepspeed(deepspeed: FakeDeepSpeed) -> None:
-    done = deepspeed.run(EQUIPPED + LOAD + "    OpBuilder = CPUAdamBuilder.__mro__[2]; OpBuilder._loaded_ops.clear()" + LOAD)
+    done = deepspeed.run(
+        EQUIPPED + LOAD + "    OpBuilder = CPUAdamBuilder.__mro__[2]; OpBuilder._loaded_ops.clear()" + LOAD
+    )
     assert done.stdout == "probe cpu_adam\ncompiled cpu_adam\n" * 2
     assert done.stderr == (
         "dsops-prebuilt: no prebuilt cpu_adam (cpu) can be loaded here: no payload is installed. "
@@ -263,7 +286,12 @@ def test_after_a_miss_deepspeeds_own_probe_counts(deepspeed: FakeDeepSpeed) -> N
     [
         ("jit", False, "probe cpu_adam\ncompiled cpu_adam\n", "DeepSpeed compiles it now"),
         ("error", True, "", "NoArtifactError: no prebuilt cpu_adam (cpu)"),
-        ("reference", True, "", "UsageError: DSOPS_ON_MISS=reference: no prebuilt cpu_adam (cpu) fits, and this release has no"),
+        (
+            "reference",
+            True,
+            "",
+            "UsageError: DSOPS_ON_MISS=reference: no prebuilt cpu_adam (cpu) fits, and this release has no",
+        ),
         ("jti", True, "", "UsageError: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error, reference"),
         ("auto", False, "", "NoArtifactError: no prebuilt cpu_adam (cpu)"),
     ],
@@ -316,7 +344,9 @@ def test_the_cause_is_not_followed_by_the_attribute_error_of_del(deepspeed: Fake
 
 def test_nor_where_deepspeeds_own_build_fails(deepspeed: FakeDeepSpeed) -> None:
     path = deepspeed.entry / "deepspeed/ops/op_builder/builder.py"
-    path.write_text(path.read_text().replace('return "compiled " + self.name', 'raise RuntimeError("Error building extension")'))
+    path.write_text(
+        path.read_text().replace('return "compiled " + self.name', 'raise RuntimeError("Error building extension")')
+    )
     done = deepspeed.run(OPTIMIZER, DSOPS_ON_MISS="jit")
     assert done.stdout == "probe cpu_adam\nRuntimeError\n"
     assert "ds_opt_adam" not in done.stderr
@@ -324,17 +354,22 @@ def test_nor_where_deepspeeds_own_build_fails(deepspeed: FakeDeepSpeed) -> None:
 
 def test_without_us_it_would_be(deepspeed: FakeDeepSpeed) -> None:
     path = deepspeed.entry / "deepspeed/ops/op_builder/builder.py"
-    path.write_text(path.read_text().replace('return "compiled " + self.name', 'raise RuntimeError("Error building extension")'))
-    assert "has no attribute 'ds_opt_adam'" in deepspeed.run(OPTIMIZER, activate=False).stderr
+    path.write_text(
+        path.read_text().replace('return "compiled " + self.name', 'raise RuntimeError("Error building extension")')
+    )
+    assert "has no attribute 'ds_opt_adam'" in deepspeed.run_bare(OPTIMIZER).stderr
 
 
 def test_del_of_a_finished_object_still_runs(deepspeed: FakeDeepSpeed) -> None:
-    script = OPTIMIZER + """
+    script = (
+        OPTIMIZER
+        + """
     DeepSpeedCPUAdam.__init__ = lambda self: setattr(self, "ds_opt_adam", self)
     DeepSpeedCPUAdam.destroy_adam = lambda self, number: print("destroyed", number)
     made = DeepSpeedCPUAdam()
     made.__del__()
     """
+    )
     assert deepspeed.run(script).stdout.startswith("NoArtifactError\ndestroyed 0\n")
 
 
@@ -370,7 +405,9 @@ REPORT = """
     ],
     ids=["none", "same accelerator", "other accelerator"],
 )
-def test_ds_report_shows_a_served_op_as_installed(deepspeed: FakeDeepSpeed, environment: dict[str, str], answer: str) -> None:
+def test_ds_report_shows_a_served_op_as_installed(
+    deepspeed: FakeDeepSpeed, environment: dict[str, str], answer: str
+) -> None:
     deepspeed.serve()
     done = deepspeed.run(REPORT, **environment)
     assert (done.stdout, done.stderr) == (answer, "")
@@ -385,7 +422,11 @@ def test_ds_report_of_releases_without_accelerator_name(deepspeed: FakeDeepSpeed
     deepspeed.serve()
     for name in ("git_version_info", "env_report"):
         path = deepspeed.entry / f"deepspeed/{name}.py"
-        path.write_text(path.read_text().replace("import installed_ops, accelerator_name", "import installed_ops").replace("accelerator_name = ", "built_for = "))
+        path.write_text(
+            path.read_text()
+            .replace("import installed_ops, accelerator_name", "import installed_ops")
+            .replace("accelerator_name = ", "built_for = ")
+        )
     script = REPORT.replace('report.accelerator_name or "-"', 'hasattr(report, "accelerator_name")')
     assert deepspeed.run(script).stdout == "['cpu_adam'] False\n[]\n"
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Optional
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,26 @@ CPUINFO = Path(__file__).parents[2] / "data" / "cpuinfo"
         ("amd-epyc-avx2", "x86_64 (32-bit)", None),
     ],
 )
-def test_simd_of_recorded_processors(name: str, machine: str, level: Optional[Simd]) -> None:
+def test_simd_of_recorded_processors(name: str, machine: str, level: Simd | None) -> None:
     assert simd_of((CPUINFO / f"{name}.txt").read_text(), machine) is level
 
 
-V4_FEATURES = "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave avx512f avx512bw avx512cd avx512dq avx512vl".split()
+V4_FEATURES = [
+    "avx",
+    "avx2",
+    "bmi1",
+    "bmi2",
+    "f16c",
+    "fma",
+    "abm",
+    "movbe",
+    "xsave",
+    "avx512f",
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512vl",
+]
 
 
 @pytest.mark.parametrize("lacking", V4_FEATURES)
@@ -50,7 +66,7 @@ def test_every_feature_of_a_level_counts(lacking: str) -> None:
 class Linux(MachineHost):
     """A host whose processor is x86_64 whatever runs the tests."""
 
-    machine = "x86_64"  # type: ignore[assignment]
+    machine = "x86_64"
 
 
 def proc_of(tmp_path: Path, name: str = "intel-icelake-avx512") -> str:
@@ -140,37 +156,34 @@ class FakeNvml:
         self.gpus, self.driver, self.failing, self.shut = gpus, driver, failing, 0
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        if name == self.failing:
-            return lambda *_: 9
-        return getattr(self, "_" + name)  # type: ignore[no-any-return]
+        answers: dict[str, Callable[..., int]] = {
+            "nvmlInit_v2": lambda: 0,
+            "nvmlShutdown": self.shutdown,
+            "nvmlDeviceGetCount_v2": lambda count: put(count, len(self.gpus)),
+            "nvmlDeviceGetHandleByIndex_v2": lambda index, device: put(device, index.value + 1),
+            "nvmlDeviceGetUUID": self.uuid,
+            "nvmlDeviceGetCudaComputeCapability": self.capability,
+            "nvmlSystemGetCudaDriverVersion_v2": lambda number: put(number, self.driver),
+        }
+        return (lambda *_: 9) if name == self.failing else answers[name]
 
-    def _nvmlInit_v2(self) -> int:
-        return 0
-
-    def _nvmlShutdown(self) -> int:
+    def shutdown(self) -> int:
         self.shut += 1
         return 0
 
-    def _nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self.gpus)
-        return 0
-
-    def _nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
-        device._obj.value = index.value + 1
-        return 0
-
-    def _nvmlDeviceGetUUID(self, device: ctypes.c_void_p, text: Any, size: ctypes.c_uint) -> int:
+    def uuid(self, device: ctypes.c_void_p, text: Any, size: ctypes.c_uint) -> int:
         assert size.value == len(text)
         text.value = self.gpus[(device.value or 0) - 1][0].encode()
         return 0
 
-    def _nvmlDeviceGetCudaComputeCapability(self, device: ctypes.c_void_p, major: Any, minor: Any) -> int:
-        _, major._obj.value, minor._obj.value = self.gpus[(device.value or 0) - 1]
-        return 0
+    def capability(self, device: ctypes.c_void_p, major: Any, minor: Any) -> int:
+        gpu = self.gpus[(device.value or 0) - 1]
+        return put(major, gpu[1]) or put(minor, gpu[2])
 
-    def _nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
-        number._obj.value = self.driver
-        return 0
+
+def put(reference: Any, value: int) -> int:
+    reference._obj.value = value  # noqa: SLF001 - what ctypes.byref points to
+    return 0
 
 
 A100, GTX = ("GPU-aaaa-1", 8, 0), ("GPU-bbbb-2", 6, 1)
@@ -180,7 +193,7 @@ A100, GTX = ("GPU-aaaa-1", 8, 0), ("GPU-bbbb-2", 6, 1)
 def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No torch in the process and no word about visible devices."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     return monkeypatch
 
 
@@ -249,18 +262,22 @@ def torch_of(**cuda: Any) -> SimpleNamespace:
 
 
 def test_once_there_is_a_cuda_context_torch_is_asked(plain: pytest.MonkeyPatch) -> None:
-    plain.setitem(sys.modules, "torch", torch_of())  # type: ignore[arg-type]
+    plain.setitem(sys.modules, "torch", torch_of())
     assert MachineHost(nvml=FakeNvml(GTX)).gpus() == (Gpu("cuda:0", 9, 0), Gpu("cuda:1", 9, 1))
 
 
-@pytest.mark.parametrize("fact", [{"is_initialized": lambda: False}, {"_is_in_bad_fork": lambda: True}], ids=["none", "fork"])
+@pytest.mark.parametrize(
+    "fact", [{"is_initialized": lambda: False}, {"_is_in_bad_fork": lambda: True}], ids=["none", "fork"]
+)
 def test_without_a_usable_context_torch_is_not_asked(plain: pytest.MonkeyPatch, fact: dict[str, Any]) -> None:
-    plain.setitem(sys.modules, "torch", torch_of(**fact))  # type: ignore[arg-type]
+    plain.setitem(sys.modules, "torch", torch_of(**fact))
     assert MachineHost(nvml=FakeNvml(GTX)).gpus() == (Gpu(*GTX),)
 
 
-@pytest.mark.parametrize(("tree", "is_jetson"), [(b"nvidia,p3737\0nvidia,tegra234\0", True), (b"arm,foundation\0", False), (None, False)])
-def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path, tree: Optional[bytes], is_jetson: bool) -> None:
+@pytest.mark.parametrize(
+    ("tree", "is_jetson"), [(b"nvidia,p3737\0nvidia,tegra234\0", True), (b"arm,foundation\0", False), (None, False)]
+)
+def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path, tree: bytes | None, is_jetson: bool) -> None:
     if tree is not None:
         (tmp_path / "device-tree").mkdir()
         (tmp_path / "device-tree/compatible").write_bytes(tree)
@@ -324,7 +341,7 @@ def test_missing_headers_are_named(tools: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("value", "answer"), [("x", "x"), ("", None), (None, None)])
-def test_settings(monkeypatch: pytest.MonkeyPatch, value: Optional[str], answer: Optional[str]) -> None:
+def test_settings(monkeypatch: pytest.MonkeyPatch, value: str | None, answer: str | None) -> None:
     if value is None:
         monkeypatch.delenv("DSOPS_ON_MISS", raising=False)
     else:
@@ -336,7 +353,7 @@ def test_what_torch_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     fake = SimpleNamespace(
         __version__="2.7.1+cu126", version=SimpleNamespace(cuda="12.6"), _C=SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
     )
-    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", fake)
     build = MachineHost().torch
     assert build is not None
     assert (build.version, build.cuda, build.hip, build.cxx11_abi) == ("2.7.1+cu126", "12.6", None, True)
@@ -350,13 +367,15 @@ def test_a_torch_that_cannot_be_imported_is_not_there(tmp_path: Path, monkeypatc
 
 
 def test_the_release_of_an_imported_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.17.1"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.17.1"))
     assert MachineHost().deepspeed == "0.17.1"
 
 
 def test_no_process_is_started(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    sys.addaudithook(lambda event, arguments: started.append(event) if event in ("os.posix_spawn", "os.fork", "subprocess.Popen") else None)
+    sys.addaudithook(
+        lambda event, _: started.append(event) if event in ("os.posix_spawn", "os.fork", "subprocess.Popen") else None
+    )
     host = MachineHost(nvml="libdsops-no-such-library.so.1")
     _ = (host.python, host.system, host.machine, host.libc, host.simd, host.csrc, host.deepspeed, host.gpus())
     host.jit_obstacles(needs_cuda=True)

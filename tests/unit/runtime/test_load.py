@@ -6,13 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-import dsops_prebuilt
-from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError
-from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, verify
-from dsops_prebuilt._manifest import FOLDER, TIERS
-from dsops_prebuilt._select import Offer
-from dsops_prebuilt._variant import Simd
 from tests.unit.runtime.fakes import (
     VERSION,
     FakeHost,
@@ -23,6 +16,13 @@ from tests.unit.runtime.fakes import (
     real_extension,
     write_payload,
 )
+
+import dsops_prebuilt
+from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError
+from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, verify
+from dsops_prebuilt._manifest import FOLDER, TIERS
+from dsops_prebuilt._select import Offer
+from dsops_prebuilt._variant import Simd
 
 
 def found_in(*entries: Path) -> Installed:
@@ -77,7 +77,9 @@ def test_an_unreadable_manifest_is_a_fault_beside_the_good_ones(tmp_path: Path, 
     find_payloads.cache_clear()
     found = found_in(tmp_path)
     assert found.offers == (good,)
-    assert [message in fault and str(tmp_path / FOLDER / "broken/manifest.json") in fault for fault in found.faults] == [True]
+    assert [
+        message in fault and str(tmp_path / FOLDER / "broken/manifest.json") in fault for fault in found.faults
+    ] == [True]
 
 
 def test_the_listing_is_made_once(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_the_wrong_init_function_is_a_load_error(tmp_path: Path) -> None:
 def test_a_tier_that_this_release_has_not_is_a_load_error(tmp_path: Path) -> None:
     made, content = here(tier="reference")
     write_payload(tmp_path, manifest_of(made), {made.file: content})
-    with pytest.raises(LoadError, match="dsops_prebuilt.reference"):
+    with pytest.raises(LoadError, match=r"No module named 'dsops_prebuilt\.reference'"):
         open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
 
 
@@ -221,14 +223,15 @@ def test_load_of_what_is_not_there_is_the_answer_on_one_screen(tmp_path: Path, m
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(NoArtifactError) as caught:
         load("cpu_adam", "cpu", host_of(machine="aarch64"))
-    assert str(caught.value).splitlines()[0].startswith("no prebuilt cpu_adam (cpu) can be loaded here: nearest is cpu/")
+    assert (
+        str(caught.value).splitlines()[0].startswith("no prebuilt cpu_adam (cpu) can be loaded here: nearest is cpu/")
+    )
 
 
-def test_the_public_functions_are_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert dsops_prebuilt.explain("cpu_adam", "cpu").chosen is None
-    with pytest.raises(NoArtifactError):
-        dsops_prebuilt.load("cpu_adam", "cpu")
+def test_the_public_functions_are_these() -> None:
+    assert dsops_prebuilt.explain("no_such_op", "cpu").chosen is None
+    with pytest.raises(NoArtifactError, match=r"^no prebuilt no_such_op \(cpu\) can be loaded here: "):
+        dsops_prebuilt.load("no_such_op", "cpu")
     with pytest.raises(AttributeError, match="module 'dsops_prebuilt' has no attribute 'nothing'"):
         dsops_prebuilt.nothing  # noqa: B018
     assert {*dsops_prebuilt.__all__} < {*dir(dsops_prebuilt)}

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
+from tests.unit.runtime.fakes import artifact_of, cuda_binding, fused_adam_of, manifest_of, torch_binding
 
 from dsops_prebuilt import ManifestError
 from dsops_prebuilt._manifest import Manifest, closure_sha256, file_sha256
-from tests.unit.runtime.fakes import artifact_of, cuda_binding, fused_adam_of, manifest_of, torch_binding
 
 MANIFEST = manifest_of(
     artifact_of(),
@@ -23,7 +24,10 @@ def test_a_manifest_is_what_it_writes() -> None:
 
 
 def test_the_folder_of_record_follows_the_wheel_format() -> None:
-    assert manifest_of(distribution="dsops-prebuilt-cu118", version="1.2").dist_info == "dsops_prebuilt_cu118-1.2.dist-info"
+    assert (
+        manifest_of(distribution="dsops-prebuilt-cu118", version="1.2").dist_info
+        == "dsops_prebuilt_cu118-1.2.dist-info"
+    )
 
 
 def refusal(text: str) -> str:
@@ -69,8 +73,16 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("artifacts",), {}, "$.artifacts: expected a list, found {}"),
     (("artifacts", 0), "x", "$.artifacts[0]: expected an object, found 'x'"),
     (("artifacts", 0, "file"), 1, "$.artifacts[0].file: expected a string, found 1"),
-    (("artifacts", 0, "file"), "../x.so", "$.artifacts[0].file: expected a path below the manifest's folder, found '../x.so'"),
-    (("artifacts", 0, "file"), "/x.so", "$.artifacts[0].file: expected a path below the manifest's folder, found '/x.so'"),
+    (
+        ("artifacts", 0, "file"),
+        "../x.so",
+        "$.artifacts[0].file: expected a path below the manifest's folder, found '../x.so'",
+    ),
+    (
+        ("artifacts", 0, "file"),
+        "/x.so",
+        "$.artifacts[0].file: expected a path below the manifest's folder, found '/x.so'",
+    ),
     (("artifacts", 0, "file"), "", "$.artifacts[0].file: expected a path below the manifest's folder, found ''"),
     (("artifacts", 0, "sha256"), None, "$.artifacts[0].sha256: expected a string, found None"),
     (("artifacts", 0, "size"), 1.5, "$.artifacts[0].size: expected an integer, found 1.5"),
@@ -147,7 +159,7 @@ def test_a_closure_digest_depends_on_names_bytes_and_order_and_not_on_the_folder
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
     assert closure_sha256(tmp_path / "a", ["h.h", "x/k.cpp"]) != digests[0]
-    with pytest.raises(OSError, match="no.h"):
+    with pytest.raises(OSError, match=r"no\.h"):
         closure_sha256(tmp_path / "a", ["no.h"])
 
 

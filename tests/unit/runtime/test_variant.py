@@ -29,7 +29,7 @@ def test_unknown_simd_level_names_the_nearest() -> None:
         (Simd.X86_64, Simd.AARCH64, False),
         (Simd.AARCH64, Simd.AARCH64, True),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_simd_levels_include_the_lower_ones_of_the_same_machine(code: Simd, host: Simd, runs: bool) -> None:
     assert code.runs_on(host) is runs
@@ -79,7 +79,7 @@ def test_cuda_releases_are_ordered_as_numbers() -> None:
 
 @pytest.mark.parametrize("text", ["12", "cu126", "12.x", ""])
 def test_what_is_no_cuda_release_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a CUDA release; accepted: MAJOR.MINOR, such as 11.8"):
+    with pytest.raises(UsageError, match=r"is not a CUDA release; accepted: MAJOR\.MINOR, such as 11\.8"):
         CudaRelease.parse(text)
 
 
