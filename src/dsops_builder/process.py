@@ -74,12 +74,13 @@ class Shell:
         sink = None if log is None else log.open("w", encoding="utf-8")
         try:
             assert process.stdout is not None  # noqa: S101  stdout=PIPE above
-            for line in process.stdout:
-                lines.append(line)
-                if sink is not None:
-                    sink.write(line)
-                if self._echo is not None:
-                    self._echo(line.rstrip("\n"))
+            with process.stdout:
+                for line in process.stdout:
+                    lines.append(line)
+                    if sink is not None:
+                        sink.write(line)
+                    if self._echo is not None:
+                        self._echo(line.rstrip("\n"))
             process.wait()
         except BaseException:
             _stop(process)

@@ -11,7 +11,7 @@ from dsops_prebuilt._load import Installed
 from dsops_prebuilt._select import Selection, Verdict
 
 _SHOWN = 5
-_CURABLE = {"python", "torch", "cxx11_abi", "cuda"}
+_CURABLE = {"python", "torch", "cxx11_abi", "cuda", "sources"}
 _JIT = "only DeepSpeed's own build can serve it"
 
 
@@ -53,24 +53,29 @@ def headline(selection: Selection, host: Host, found: Installed) -> str:
 
 def remedy(selection: Selection, host: Host, found: Installed) -> str:
     """The next step, with the command where a command can help."""
-    label = _label(host)
-    install = f'run: pip install --upgrade "dsops-prebuilt[{label}]=={__version__}"'
-    near = _nearest(selection)
+    label, near = _label(host), _nearest(selection)
+    present = any(payload.manifest.label == label for payload in found.payloads)
+    failed = {item.key for item in near[0].rejections} if near else set()
     if host.system != "Linux" or (host.libc is not None and host.libc.kind != "glibc"):
         return f"There are binaries for Linux with glibc only, not for {host.libc or host.system}; {_JIT}"
     if found.faults and not near:
         return f"Repair what is installed: {found.faults[0]}"
-    if not near and any(payload.manifest.label == label for payload in found.payloads):
-        return f"The payload {label} does not hold this op; {_JIT}"
-    if not near:
-        return _cap(install)
-    made, failed = near[0].offer.artifact, {item.key for item in near[0].rejections}
     if failed == {"sources"} and host.csrc is None:
         return "Run: pip install deepspeed"
-    releases = [release for source in made.sources for release in source.deepspeed]
-    if failed == {"sources"} and releases:
-        return f'{_cap(install)} or: pip install "deepspeed=={releases[-1]}"'
-    return _cap(install) if failed <= {*_CURABLE, "sources"} else f"No other payload changes that; {_JIT}"
+    if not present and failed != {"sources"}:
+        return f'Run: pip install "dsops-prebuilt[{label}]=={__version__}"'
+    if not near:
+        return f"The payload {label} does not hold this op; {_JIT}"
+    if not failed <= _CURABLE:
+        return f"No other payload changes that; {_JIT}"
+    made = near[0].offer.artifact
+    known = [release for source in made.sources for release in source.deepspeed]
+    commands = [f'pip install --upgrade "dsops-prebuilt[{label}]"']
+    if failed == {"torch"} and made.torch is not None and made.torch.exact is None:
+        commands.append(f'pip install "torch=={made.torch.minor}.*"')
+    if failed == {"sources"} and known:
+        commands.append(f'pip install "deepspeed=={known[-1]}"')
+    return f"Run: {' or: '.join(commands)}"
 
 
 def text(selection: Selection, host: Host, found: Installed) -> str:
@@ -171,7 +176,3 @@ def _label(host: Host) -> str:
 
 def _word(value: object) -> Optional[str]:
     return None if value is None else str(value)
-
-
-def _cap(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]

@@ -66,6 +66,12 @@ def built(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture(scope="session")
+def plan(built: Built) -> Plan:
+    """What was built."""
+    return built.plan
+
+
+@pytest.fixture(scope="session")
 def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
     """The wheels, torch and DeepSpeed in a virtual environment, on a PATH without a program."""
     environments = Environments(matrix=built.matrix, plan=built.plan, place=built.place, runner=Shell())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.runtime.fakes import CLOSURE, OPS, FakeDeepSpeed, real_extension
+from tests.unit.runtime.fakes import CLOSURE, OPS, VERSION, FakeDeepSpeed, real_extension
 
 from dsops_prebuilt._manifest import FOLDER, SourceDigest
 
@@ -250,7 +250,7 @@ def test_a_miss_without_a_compiler_is_the_answer_on_one_screen(deepspeed: FakeDe
         f"dsops_prebuilt._errors.NoArtifactError: no prebuilt cpu_adam (cpu) can be loaded here: nearest is "
         f"cpu/{name}_op.so, but it is built for cp00, and this interpreter is cp3"
     )
-    assert lines[0].endswith('. Run: pip install --upgrade "dsops-prebuilt[cpu]==0.1.0"')
+    assert lines[0].endswith('. Run: pip install --upgrade "dsops-prebuilt[cpu]"')
     assert "Asked for: cpu_adam (cpu)" in lines
     assert "This machine:" in lines
     assert "Artifacts of cpu_adam that are installed (1):" in lines
@@ -269,7 +269,7 @@ def test_a_miss_with_a_compiler_is_one_line_for_each_op_and_then_deepspeed(deeps
     assert done.stdout == "probe cpu_adam\ncompiled cpu_adam\n" * 2
     assert done.stderr == (
         "dsops-prebuilt: no prebuilt cpu_adam (cpu) can be loaded here: no payload is installed. "
-        'Run: pip install --upgrade "dsops-prebuilt[cpu]==0.1.0"; DeepSpeed compiles it now\n'
+        f'Run: pip install "dsops-prebuilt[cpu]=={VERSION}"; DeepSpeed compiles it now\n'
     )
 
 

@@ -30,7 +30,6 @@ from dsops_prebuilt._variant import Gpu, Simd, TorchBuild
 from dsops_prebuilt.cli import main
 
 ADAM = Request("cpu_adam", "cpu")
-CU126 = f'run: pip install --upgrade "dsops-prebuilt[cu126]=={VERSION}"'
 
 
 def have(*artifacts: Artifact, faults: tuple[str, ...] = (), **changes: Any) -> Installed:
@@ -42,29 +41,35 @@ def selected(found: Installed, host: Host, request: Request = ADAM) -> Selection
     return select(found.offers, request, host)
 
 
-CURE = "Run" + CU126[3:]
 JIT = "only DeepSpeed's own build can serve it"
+INSTALL = f'Run: pip install "dsops-prebuilt[cu126]=={VERSION}"'
+UPGRADE = 'Run: pip install --upgrade "dsops-prebuilt[cu126]"'
 OTHER = (SourceDigest("f" * 64, CLOSURE, ("0.18.1", "0.18.2")),)
+OLD_TORCH, EXACT_TORCH = torch_binding(minor="2.6"), torch_binding(exact="2.7.0a0+nv")
+LINUX_ONLY = "There are binaries for Linux with glibc only, not for"
 REMEDIES = [
-    ("nothing installed", have(), host_of(), CURE),
-    ("no torch", have(), host_of(torch=None), CURE.replace("cu126", "cpu")),
-    ("CUDA 11.8", have(), host_of(torch=TorchBuild("2.7.1+cu118", "11.8")), CURE.replace("cu126", "cu118")),
+    ("nothing installed", have(), host_of(), INSTALL),
+    ("no torch", have(), host_of(torch=None), INSTALL.replace("cu126", "cpu")),
+    ("CUDA 11.8", have(), host_of(torch=TorchBuild("2.7.1+cu118", "11.8")), INSTALL.replace("cu126", "cu118")),
     ("op not in the payload", have(fused_adam_of()), host_of(), f"The payload cu126 does not hold this op; {JIT}"),
-    ("op not in another payload", have(fused_adam_of(), label="cpu"), host_of(), CURE),
+    ("op not in another payload", have(fused_adam_of(), label="cpu"), host_of(), INSTALL),
     ("unusable payload", have(faults=("/p: old; run: x",)), host_of(), "Repair what is installed: /p: old; run: x"),
-    ("torch", have(artifact_of(torch=torch_binding(minor="2.6"))), host_of(), CURE),
-    ("python and torch", have(artifact_of(python="cp39", torch=torch_binding(minor="2.6"))), host_of(), CURE),
-    ("sources", have(artifact_of(sources=OTHER)), host_of(), f'{CURE} or: pip install "deepspeed==0.18.2"'),
-    ("no release named", have(artifact_of(sources=())), host_of(), CURE),
+    ("another payload, torch", have(artifact_of(torch=OLD_TORCH), label="cpu"), host_of(), INSTALL),
+    ("torch", have(artifact_of(torch=OLD_TORCH)), host_of(), f'{UPGRADE} or: pip install "torch==2.6.*"'),
+    ("exact torch", have(artifact_of(torch=EXACT_TORCH)), host_of(), UPGRADE),
+    ("python and torch", have(artifact_of(python="cp39", torch=OLD_TORCH)), host_of(), UPGRADE),
+    ("sources", have(artifact_of(sources=OTHER)), host_of(), f'{UPGRADE} or: pip install "deepspeed==0.18.2"'),
+    (
+        "sources, another payload",
+        have(artifact_of(sources=OTHER), label="core"),
+        host_of(),
+        f'{UPGRADE} or: pip install "deepspeed==0.18.2"',
+    ),
+    ("no release named", have(artifact_of(sources=())), host_of(), UPGRADE),
     ("no sources", have(artifact_of()), host_of(csrc=None), "Run: pip install deepspeed"),
     ("processor", have(artifact_of(simd=Simd.X86_64_V4)), host_of(), f"No other payload changes that; {JIT}"),
-    ("musl", have(), host_of(libc=Libc("musl")), f"There are binaries for Linux with glibc only, not for musl; {JIT}"),
-    (
-        "macOS",
-        have(),
-        host_of(system="Darwin", libc=None),
-        f"There are binaries for Linux with glibc only, not for Darwin; {JIT}",
-    ),
+    ("musl", have(), host_of(libc=Libc("musl")), f"{LINUX_ONLY} musl; {JIT}"),
+    ("macOS", have(), host_of(system="Darwin", libc=None), f"{LINUX_ONLY} Darwin; {JIT}"),
 ]
 
 
@@ -81,7 +86,7 @@ def test_the_headline_names_the_nearest_artifact() -> None:
     )
     assert headline(selected(found, host_of()), host_of(), found) == (
         "no prebuilt cpu_adam (cpu) can be loaded here: nearest is cu126/near.so, but it is built for cp312, "
-        f"and this interpreter is cp311. {CURE}"
+        f"and this interpreter is cp311. {UPGRADE}"
     )
 
 
@@ -174,7 +179,8 @@ def test_explain_of_what_fits_exits_with_0(entry: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["accelerator"] == "cpu"
 
 
-def test_explain_of_what_does_not_fit_exits_with_5(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("entry")
+def test_explain_of_what_does_not_fit_exits_with_5(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "cpu_lion"], host_of()) == NoArtifactError.exit_code == 5
     printed = capsys.readouterr()
     assert "Chosen: none; no prebuilt cpu_lion (cuda) can be loaded here" in printed.out
@@ -188,9 +194,8 @@ def test_explain_of_what_does_not_fit_exits_with_5(entry: Path, capsys: pytest.C
         ("zzzz", "dsops: 'zzzz' is not an op; accepted: async_io, cpu_adagrad, "),
     ],
 )
-def test_an_unknown_op_names_the_nearest(
-    entry: Path, capsys: pytest.CaptureFixture[str], op: str, message: str
-) -> None:
+@pytest.mark.usefixtures("entry")
+def test_an_unknown_op_names_the_nearest(capsys: pytest.CaptureFixture[str], op: str, message: str) -> None:
     assert main(["explain", op], host_of()) == 2
     assert capsys.readouterr().err.startswith(message)
 
@@ -242,7 +247,8 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout == f"dsops-prebuilt {VERSION}\n"
 
 
-def test_a_word_that_is_not_accepted_is_an_error_with_its_code(entry: Path) -> None:
+@pytest.mark.usefixtures("entry")
+def test_a_word_that_is_not_accepted_is_an_error_with_its_code() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dsops_prebuilt", "explain", "cpu_adam"],
         env={"PYTHONPATH": str(SRC), "DSOPS_SIMD": "sse9"},

@@ -197,7 +197,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_gpus_from_nvml(plain: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("plain")
+def test_gpus_from_nvml() -> None:
     library = FakeNvml(A100, GTX)
     host = MachineHost(nvml=library)
     assert host.gpus() == (Gpu(*A100), Gpu(*GTX))
@@ -241,12 +242,14 @@ def test_where_nvml_fails_the_gpus_are_unknown(plain: pytest.MonkeyPatch, failin
     assert MachineHost(nvml=FakeNvml(A100, failing=failing)).gpus() is None
 
 
-def test_where_nvml_fails_the_driver_is_unknown(plain: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("plain")
+def test_where_nvml_fails_the_driver_is_unknown() -> None:
     host = MachineHost(nvml=FakeNvml(A100, failing="nvmlSystemGetCudaDriverVersion_v2"))
     assert (host.gpus(), host.driver) == ((Gpu(*A100),), None)
 
 
-def test_without_nvml_gpus_and_driver_are_unknown(plain: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("plain")
+def test_without_nvml_gpus_and_driver_are_unknown() -> None:
     host = MachineHost(nvml="libdsops-no-such-library.so.1")
     assert (host.gpus(), host.driver) == (None, None)
 
@@ -349,7 +352,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, value: str | None, answer: st
     assert MachineHost().setting("DSOPS_ON_MISS") == answer
 
 
-def test_what_torch_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(
         __version__="2.7.1+cu126", version=SimpleNamespace(cuda="12.6"), _C=SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
     )
@@ -371,7 +374,7 @@ def test_the_release_of_an_imported_deepspeed(monkeypatch: pytest.MonkeyPatch) -
     assert MachineHost().deepspeed == "0.17.1"
 
 
-def test_no_process_is_started(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_started(tools: Path) -> None:
     started = []
     sys.addaudithook(
         lambda event, _: started.append(event) if event in ("os.posix_spawn", "os.fork", "subprocess.Popen") else None
