@@ -1,4 +1,4 @@
-"""Measure what the loader costs: at every start of Python, side by side with a Python without it, and at the first load."""
+"""Measure what the loader costs: at a start of Python, side by side with a Python without it, and at the first load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set up the host compiler: gcc with an old glibc, unpacked from pinned packages, and the link stubs that cap symbols."""
+"""Set up the host compiler: gcc with an old glibc from pinned packages, and the link stubs that cap symbol versions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ _STUBBED = {
 }
 
 
+_LIBGCC = "7.0.0"
+"""The newest version of libgcc_s's symbols that manylinux_2_28 allows (auditwheel's policy file)."""
+_BINUTILS = ("as", "ld", "strip", "ar")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompilerHome:
     """A compiler ready to run. ``key`` names what decides its output; ``link_flags`` put the stubs first."""
@@ -34,7 +39,6 @@ class CompilerHome:
     gcc: Path
     gxx: Path
     strip: Path
-    readelf: Path
     link_flags: tuple[str, ...]
     description: str
 
@@ -60,7 +64,6 @@ def set_up_compiler(spec: HostCompiler, mirror: DebianMirror, cache: Path, runne
         gcc=home / "bin/gcc",
         gxx=home / "bin/g++",
         strip=home / "bin/strip",
-        readelf=home / "bin/readelf",
         link_flags=(f"-L{home / 'stubs'}", "-Wl,--as-needed"),
         description=f"{spec.name} {spec.version} with glibc capped at {spec.glibc}",
     )
@@ -75,7 +78,8 @@ def _unpack(spec: HostCompiler, mirror: DebianMirror, home: Path) -> None:
     # Debian's development links are absolute (libdl.so -> /lib/...): from outside the tree they lead to the host.
     for link in (home / "sysroot").rglob("*"):
         if link.is_symlink() and link.readlink().is_absolute():
-            inside = Path("/".join([".."] * (len(link.relative_to(home / "sysroot").parts) - 1))) / str(link.readlink())[1:]
+            up = [".."] * (len(link.relative_to(home / "sysroot").parts) - 1)
+            inside = Path(*up) / link.readlink().relative_to("/")
             link.unlink()
             link.symlink_to(inside)
 
@@ -88,11 +92,11 @@ def _write_wrappers(scratch: Path, home: Path) -> None:
     """
     (scratch / "bin").mkdir()
     sysroot = home / "sysroot"
-    compile_flags = f'--sysroot={sysroot} -B{home}/bin/ $DSOPS_COMPILER_FLAGS'
+    compile_flags = f"--sysroot={sysroot} -B{home}/bin/ $DSOPS_COMPILER_FLAGS"
     programs = {
         "gcc": (f"{_TRIPLE}-gcc-10", compile_flags),
         "g++": (f"{_TRIPLE}-g++-10", compile_flags),
-        **{tool: (f"{_TRIPLE}-{tool}", "") for tool in ("as", "ld", "strip", "readelf", "ar", "nm", "objdump", "objcopy")},
+        **{tool: (f"{_TRIPLE}-{tool}", "") for tool in _BINUTILS},
     }
     for name, (program, flags) in programs.items():
         wrapper = scratch / "bin" / name
@@ -112,10 +116,8 @@ def _check(spec: HostCompiler, home: Path, runner: Runner) -> None:
 
 
 def _write_link_stubs(spec: HostCompiler, home: Path, folder: Path, runner: Runner) -> None:
-    ceilings = {
-        family: tuple(int(part) for part in text.split("."))
-        for family, text in {"GLIBC": spec.glibc, "GLIBCXX": spec.glibcxx, "CXXABI": spec.cxxabi, "GCC": "7.0.0"}.items()
-    }
+    newest = {"GLIBC": spec.glibc, "GLIBCXX": spec.glibcxx, "CXXABI": spec.cxxabi, "GCC": _LIBGCC}
+    ceilings = {family: tuple(int(part) for part in text.split(".")) for family, text in newest.items()}
     sysroot = home / "sysroot"
     for soname, link_name in _STUBBED.items():
         places = [sysroot / "lib" / _TRIPLE / soname, sysroot / "usr/lib" / _TRIPLE / soname]

@@ -64,7 +64,7 @@ class SmokeError(BuilderError):
     exit_code = 9
 
 
-class Interrupted(BuilderError):
+class Interrupted(BuilderError):  # noqa: N818  a wish of the user, not an error
     """The user pressed Ctrl-C; nothing half-made was left in ``dist/``."""
 
     exit_code = 130

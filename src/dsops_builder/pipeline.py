@@ -138,9 +138,7 @@ def _make_wheel(
         for line in verify.verify_wheel(sealed, _context(compiled, plan, tools, place, runner)):
             report.say(f"  verified {line}")
         final = move_into(sealed, place.dist)
-    return Wheel(
-        path=final, sha256=file_sha256(final), size=final.stat().st_size, seconds=time.monotonic() - started
-    )
+    return Wheel(path=final, sha256=file_sha256(final), size=final.stat().st_size, seconds=time.monotonic() - started)
 
 
 def _gpu_code(path: Path, cuobjdump: Path | None, runner: Runner) -> fatbin.GpuCode:
@@ -170,7 +168,7 @@ def _context(
 
 
 def move_into(wheel_path: Path, dist: Path) -> Path:
-    """Move a finished wheel into ``dist``, replacing one of the same payload, in one step that cannot be seen half done."""
+    """Move a finished wheel into ``dist`` in one step, so that nobody sees it half there; one of that name is replaced."""
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=dist) as scratch:
         near = Path(scratch) / wheel_path.name

@@ -93,7 +93,6 @@ class Shell:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     """End the command and everything it started (a compiler behind ninja behind Python), then reap it."""
-
     try:
         os.killpg(process.pid, signal.SIGTERM)
     except ProcessLookupError:

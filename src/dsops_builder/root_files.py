@@ -1,6 +1,6 @@
 """Put the activation files at the root of the wheel: setuptools has no key for a ``.pth`` file beside the packages.
 
-Named by ``[tool.setuptools.cmdclass]`` in pyproject.toml, so it runs wherever the wheel is built, with setuptools alone.
+Named by ``[tool.setuptools.cmdclass]`` in pyproject.toml: it runs wherever the wheel is built, with setuptools alone.
 """
 
 from __future__ import annotations

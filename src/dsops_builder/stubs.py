@@ -88,9 +88,7 @@ def wants(path: Path) -> Wants:
                 versioned.append((library_name, StubSymbol(name=symbol.name, version=version)))
             elif symbol.name and symbol["st_info"]["bind"] != "STB_WEAK":
                 plain.add(symbol.name)
-        return Wants(
-            needed=needed, versioned=tuple(versioned), plain=frozenset(plain), defined=frozenset(defined)
-        )
+        return Wants(needed=needed, versioned=tuple(versioned), plain=frozenset(plain), defined=frozenset(defined))
 
 
 def capped(symbols: Iterable[StubSymbol], ceilings: dict[str, tuple[int, ...]]) -> tuple[StubSymbol, ...]:
@@ -138,7 +136,9 @@ def _assembly(symbols: Sequence[StubSymbol], answer: int) -> str:
     code, data = [".text"], [".data"]
     for number, symbol in enumerate(symbols):
         label = f'"{symbol.name}"' if not symbol.version else f"dsops_stub_{number}"
-        kind, body = ("function", f"movl ${answer},%eax\nret") if symbol.is_function else ("object", f".zero {symbol.size}")
+        kind, body = ("object", f".zero {symbol.size}")
+        if symbol.is_function:
+            kind, body = ("function", f"movl ${answer},%eax\nret")
         lines = code if symbol.is_function else data
         lines.append(f".{'weak' if symbol.weak else 'globl'} {label}\n.type {label},@{kind}\n{label}:\n{body}")
         if not symbol.is_function:
@@ -146,5 +146,5 @@ def _assembly(symbols: Sequence[StubSymbol], answer: int) -> str:
         if symbol.version:
             # "remove" keeps the label itself out of the symbol table (GNU as 2.35, .symver).
             at = "@@" if symbol.default else "@"
-            lines.append(f'.symver {label},{symbol.name}{at}{symbol.version},remove')
+            lines.append(f".symver {label},{symbol.name}{at}{symbol.version},remove")
     return "\n".join([*code, *data, '.section .note.GNU-stack,"",@progbits', ""])

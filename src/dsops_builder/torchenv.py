@@ -1,4 +1,4 @@
-"""Set up the environment that an op is compiled in: an interpreter, torch's headers, and what DeepSpeed's setup.py imports."""
+"""Set up the environment that an op is compiled in: an interpreter, torch, and what DeepSpeed's setup.py imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dsops_builder.stubs import StubSymbol, Wants, wants, write_stub
 from dsops_prebuilt._manifest import file_sha256
 
 # What torch's libraries take from the system, not from CUDA's wheels.
-_SYSTEM = ("libc.", "libm.", "libdl.", "libpthread.", "librt.", "libgcc_s.", "libstdc++.", "ld-linux", "libutil.", "libgomp")
+_SYSTEM = (
+    "ld-linux",
+    *(f"lib{name}." for name in ["c", "m", "dl", "pthread", "rt", "util", "gcc_s", "stdc++", "gomp"]),
+)
 # cudaErrorNoDevice (CUDA Runtime API, "Data types used by CUDA Runtime"): the true answer of a machine without a GPU.
 _NO_DEVICE = 100
 _ASK_PYTHON = "import sysconfig; print(sysconfig.get_path('include'))"
@@ -92,7 +95,7 @@ class EnvironmentFactory:
     def _write_cuda_stubs(self, libraries: list[Path], folder: Path) -> None:
         """Write a stub for each library that torch needs and ``--no-deps`` left out, so that ``import torch`` works.
 
-        They stand in for gigabytes of CUDA wheels. torch needs them to be imported, and compiling needs only its headers.
+        They stand in for gigabytes of CUDA wheels: torch is imported here, and only its headers are used.
         """
         folder.mkdir()
         asked = [wants(library) for library in libraries]
@@ -101,7 +104,10 @@ class EnvironmentFactory:
             write_stub(folder / soname, symbols, self.compiler.gcc, self.runner, answer=_NO_DEVICE)
 
     def _variables(self, home: Path, python_release: str, interpreter: Path) -> tuple[tuple[str, str], ...]:
-        variables = {"LD_LIBRARY_PATH": str(home / "stubs"), "PATH": f"{home}/venv/bin:{self.compiler.gcc.parent}:/usr/bin:/bin"}
+        variables = {
+            "LD_LIBRARY_PATH": str(home / "stubs"),
+            "PATH": f"{home}/venv/bin:{self.compiler.gcc.parent}:/usr/bin:/bin",
+        }
         include = Path(self.runner.run([str(interpreter), "-c", _ASK_PYTHON]).strip())
         if not (include / "Python.h").exists() or include.is_relative_to("/usr/include"):
             # Debian splits pyconfig.h off to /usr/include/ARCH, where a compiler with a sysroot does not look.
@@ -142,5 +148,3 @@ def missing_symbols(asked: list[Wants], present: set[str]) -> dict[str, list[Stu
     placed = {symbol.name for symbols in result.values() for symbol in symbols}
     result[missing[0]] |= {StubSymbol(name=name) for name in plain - placed if not name.startswith(("Py", "_Py"))}
     return {name: sorted(symbols) for name, symbols in result.items()}
-
-

@@ -31,7 +31,7 @@ def chosen(environment: CleanEnvironment) -> Path:
 
 
 @pytest.fixture
-def restored(request: pytest.FixtureRequest, environment: CleanEnvironment) -> Iterator[None]:
+def restored(environment: CleanEnvironment) -> Iterator[None]:
     """Put back, after a test, whatever it changed in the payload's folder."""
     files = {path: path.read_bytes() for path in environment.payload.rglob("*") if path.is_file()}
     yield

@@ -92,7 +92,7 @@ class Environments:
         )
 
     def _strace(self) -> tuple[str, ...]:
-        """strace from pinned packages. Its libraries are named to the loader, so that no traced program sees them."""
+        """The command of strace, unpacked; the loader is told its libraries, so that no traced program sees them."""
         tracer = self.matrix.tracer
         home = self.place.cache / "tracer" / tracer[0].sha256[:16]
         if not home.exists():

@@ -18,9 +18,9 @@ _JIT_CALLS = []
 
 def _refuse_jit():
     """Record, and refuse, any use of torch's JIT compiler of extensions."""
-    import torch.utils.cpp_extension as cpp_extension
+    from torch.utils import cpp_extension
 
-    def refuse(*args, **kwargs):  # noqa: ANN002, ANN003
+    def refuse(*args, **kwargs):
         _JIT_CALLS.append(str(kwargs.get("name") or args[:1]))
         raise RuntimeError("torch.utils.cpp_extension was asked to compile")
 

@@ -13,7 +13,10 @@ import sys
 
 
 def main(options_path: str) -> None:
-    """Build the op named in the options and report on it. Exits with a message when DeepSpeed left it out."""
+    """Build the op named in the options and report on it.
+
+    Exits with a message when DeepSpeed left it out.
+    """
     with open(options_path, encoding="utf-8") as stream:
         options = json.load(stream)
     import torch
@@ -40,11 +43,11 @@ def main(options_path: str) -> None:
     _write_report(op, options["report"])
 
 
-def _set_target_flags(module, options) -> None:  # noqa: ANN001  modules of the target's DeepSpeed have no types
+def _set_target_flags(module, options) -> None:
     module.OpBuilder.cpu_arch = lambda self: options["march"]
     module.OpBuilder.simd_width = lambda self: "-D" + options["simd_macro"]
 
-    def compute_capability_args(self, cross_compile_archs=None):  # noqa: ANN001, ANN202
+    def compute_capability_args(self, cross_compile_archs=None):
         # DeepSpeed parses arch tokens with int() and so cannot read 9.0a. With -gencode among the flags torch adds none
         # of its own (torch/utils/cpp_extension.py, _get_cuda_arch_flags).
         self.enable_bf16 = options["bf16"]
@@ -53,7 +56,7 @@ def _set_target_flags(module, options) -> None:  # noqa: ANN001  modules of the 
     module.CUDAOpBuilder.compute_capability_args = compute_capability_args
     original = module.OpBuilder.strip_empty_entries
 
-    def strip_empty_entries(self, args):  # noqa: ANN001, ANN202
+    def strip_empty_entries(self, args):
         # -lineinfo changes no instruction and writes the build machine's paths into every cubin.
         return [arg for arg in original(self, args) if arg != "-lineinfo"]
 
@@ -65,7 +68,7 @@ def _write_report(op: str, path: str) -> None:
 
     builder = ALL_OPS[op]
     flags = builder.cxx_args() + builder.nvcc_args()
-    report = {"module": builder.absolute_name(), "sources": builder.sources(), "flags": [flag for flag in flags if flag]}
+    report = {"module": builder.absolute_name(), "sources": builder.sources(), "flags": flags}
     with open(path, "w", encoding="utf-8") as stream:
         json.dump(report, stream)
 

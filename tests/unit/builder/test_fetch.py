@@ -92,24 +92,27 @@ def test_a_package_with_another_hash_is_refused_and_not_kept(mirror: str, tmp_pa
 
 def test_a_mirror_without_the_file_names_the_way_out(mirror: str, mirror_folder: Path, tmp_path: Path) -> None:
     (mirror_folder / POOL).unlink()
-    with pytest.raises(FetchError, match="404.*\nIf this mirror no longer has the file, set DSOPS_DEBIAN_MIRROR"):
+    with pytest.raises(FetchError, match=r"404.*\nIf this mirror no longer has the file, set DSOPS_DEBIAN_MIRROR"):
         DebianMirror(mirror, tmp_path / "cache", FakeRunner()).fetch(package())
 
 
 def test_an_unreachable_mirror_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match="set DSOPS_DEBIAN_MIRROR"):
+    with pytest.raises(FetchError, match=r"set DSOPS_DEBIAN_MIRROR"):
         DebianMirror("http://127.0.0.1:9", tmp_path / "cache", FakeRunner()).fetch(package())
 
 
 @pytest.mark.parametrize(
     ("printed", "found"),
     [
-        ("'http://127.0.0.1:9/security/dists/a/InRelease' a 0\n'http://127.0.0.1:9/debian/dists/a/InRelease' a 0\n", True),
+        (
+            "'http://127.0.0.1:9/security/dists/a/InRelease' a 0\n'http://127.0.0.1:9/debian/dists/a/InRelease' a 0\n",
+            True,
+        ),
         ("'http://127.0.0.1:9/other/dists/a/InRelease' a 0\n", False),
     ],
     ids=["debian", "foreign"],
 )
-def test_the_mirror_is_the_one_of_apt(printed: str, found: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_the_mirror_is_the_one_of_apt(printed: str, found: bool, tmp_path: Path) -> None:
     source = DebianMirror(None, tmp_path / "cache", FakeRunner({"--print-uris": printed}))
     with pytest.raises(FetchError) as error:
         source.fetch(package())
@@ -124,13 +127,13 @@ def test_a_machine_without_apt_is_told_what_to_set(tmp_path: Path) -> None:
 
 def test_an_sdist_of_another_hash_is_refused_and_removed(tmp_path: Path) -> None:
     runner = FakeRunner(file="deepspeed-0.19.8.tar.gz", content=b"not it")
-    with pytest.raises(FetchError, match="accepts 0{64}; the file was removed"):
+    with pytest.raises(FetchError, match=r"accepts 0{64}; the file was removed"):
         fetch_sdist("0.19.8", "0" * 64, tmp_path, runner)
     assert list(tmp_path.rglob("*.tar.gz")) == []
 
 
 def test_an_index_that_fails_is_named_with_pips_own_words(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match="deepspeed 0.19.8 cannot be downloaded; check the network(.|\n)*not here"):
+    with pytest.raises(FetchError, match=r"deepspeed 0.19.8 cannot be downloaded; check the network(.|\n)*not here"):
         fetch_sdist("0.19.8", "0" * 64, tmp_path, FakeRunner())
 
 
@@ -148,22 +151,27 @@ WHEEL = "torch-2.7.1-cp311-cp311-manylinux_2_28_x86_64.whl"
     ids=["wrong", "right", "not pinned", "label index"],
 )
 def test_torch_of_the_default_index_must_have_a_pinned_hash(
-    index: str | None, accepted: tuple[str, ...], refused: bool, tmp_path: Path  # noqa: FBT001
+    index: str | None, accepted: tuple[str, ...], refused: bool, tmp_path: Path
 ) -> None:
     runner = FakeRunner({"-c": "3.11\n"}, file=WHEEL, content=b"torch")
     origin = TorchOrigin(requirement="torch==2.7.1", index=index, note="")
     if refused:
-        with pytest.raises(FetchError, match="build_matrix.yaml accepts 0{64}"):
+        with pytest.raises(FetchError, match=r"build_matrix.yaml accepts 0{64}"):
             fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner)
     else:
         assert fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner).name == WHEEL
     assert ("--index-url" in runner.commands[-1]) is (index is not None)
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), fresh_folder(tmp_path / "home") as scratch:
+def interrupted(path: Path) -> None:
+    with fresh_folder(path) as scratch:
         (scratch / "half").touch()
         raise KeyboardInterrupt
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "home")
     assert list(tmp_path.iterdir()) == []
     with fresh_folder(tmp_path / "home") as scratch:
         (scratch / "whole").touch()

@@ -35,7 +35,7 @@ def test_every_architecture_is_native_code_and_ptx_comes_where_asked() -> None:
 
 
 @pytest.mark.parametrize(("text", "answer"), [("8.0 9.0", True), ("7.5 9.0", False), ("10.0 12.0", True)])
-def test_one_architecture_below_8_turns_bf16_off_as_in_deepspeed(text: str, answer: bool) -> None:  # noqa: FBT001
+def test_one_architecture_below_8_turns_bf16_off_as_in_deepspeed(text: str, answer: bool) -> None:
     assert flags.has_bf16(archs(text)) is answer
 
 

@@ -37,7 +37,20 @@ def test_every_program_in_the_log_is_seen_failed_attempts_too() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gcc", "g++-10", "cc", "c++", "x86_64-linux-gnu-g++", "clang++-15", "cc1plus", "ninja", "nvcc", "ld", "ld.bfd", "as"],
+    [
+        "gcc",
+        "g++-10",
+        "cc",
+        "c++",
+        "x86_64-linux-gnu-g++",
+        "clang++-15",
+        "cc1plus",
+        "ninja",
+        "nvcc",
+        "ld",
+        "ld.bfd",
+        "as",
+    ],
 )
 def test_a_compiler_is_recognised_by_its_name(name: str) -> None:
     assert compilers([f"/opt/tools/{name}"]) == (f"/opt/tools/{name}",)

@@ -9,9 +9,7 @@ CEILINGS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24)}
 
 
 def wants(needed: str = "", plain: str = "", defined: str = "", **versioned: tuple[str, str]) -> Wants:
-    symbols = tuple(
-        (library, StubSymbol(name=name, version=version)) for name, (library, version) in versioned.items()
-    )
+    symbols = tuple((library, StubSymbol(name=name, version=version)) for name, (library, version) in versioned.items())
     return Wants(
         needed=tuple(needed.split()),
         versioned=symbols,
@@ -53,7 +51,11 @@ def test_what_exists_only_above_the_ceiling_and_what_is_private_is_gone() -> Non
 
 def test_a_stub_defines_what_others_ask_of_it_by_version() -> None:
     asked = [
-        wants("libcudart.so.12 libc.so.6", cudaFree=("libcudart.so.12", "libcudart.so.12"), malloc=("libc.so.6", "GLIBC_2.2.5")),
+        wants(
+            "libcudart.so.12 libc.so.6",
+            cudaFree=("libcudart.so.12", "libcudart.so.12"),
+            malloc=("libc.so.6", "GLIBC_2.2.5"),
+        ),
         wants("libc10.so", defined="c10_thing"),
     ]
     found = missing_symbols(asked, {"libc10.so"})
