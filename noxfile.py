@@ -67,6 +67,12 @@ def core(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Measure what the loader costs at a start of Python and at the first load."""
+    builder(session, "bench", "1_cpu")
+
+
+@nox.session
 def plan(session: nox.Session) -> None:
     """Print what would be built: -- 1_cu118 for one row, -- --json for GitHub Actions."""
     builder(session, "plan")

@@ -87,7 +87,15 @@ def _app(commands: _Commands) -> App:
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for verb in (commands.build, commands.plan, commands.smoke, commands.core, commands.verify, commands.matrix):
+    for verb in (
+        commands.build,
+        commands.plan,
+        commands.smoke,
+        commands.core,
+        commands.bench,
+        commands.verify,
+        commands.matrix,
+    ):
         app.command(verb)
     return app
 
@@ -154,11 +162,28 @@ class _Commands:
         cache: Cache = None,
         matrix: File = _FILE,
     ) -> None:
-        """Install a row's wheels into a clean environment and train with them."""
-        loaded, plan = self._chosen(matrix, Selection(row=row, torch=torch, python=python))
+        """Install a row's wheels into a clean environment and train with them. Wheels that are not there are built."""
+        loaded, plan, place = self._with_wheels(Selection(row=row, torch=torch, python=python), dist, cache, matrix)
         from dsops_builder import smoke  # noqa: PLC0415  as above
 
-        smoke.smoke_row(loaded, plan, self._place(dist, cache, matrix), runner=self._shell(), report=self.report)
+        smoke.smoke_row(loaded, plan, place, runner=self._shell(), report=self.report)
+
+    def bench(
+        self,
+        row: RowId,
+        /,
+        *,
+        torch: Torch = None,
+        python: Python = None,
+        dist: Dist = _DIST,
+        cache: Cache = None,
+        matrix: File = _FILE,
+    ) -> None:
+        """Measure what the loader costs, with a row's wheels. Wheels that are not there are built."""
+        loaded, plan, place = self._with_wheels(Selection(row=row, torch=torch, python=python), dist, cache, matrix)
+        from dsops_builder import bench  # noqa: PLC0415  as above
+
+        bench.bench(loaded, plan, place, runner=self._shell(), report=self.report)
 
     def core(self, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE) -> None:
         """Build the wheels of the loader. Their paths go to stdout."""
@@ -210,6 +235,20 @@ class _Commands:
             reasons = [f"{cell.id}: {cell.reason}" for cell in plan.excluded]
             raise ToolchainError("\n".join([f"{plan.row}: no target is left:", *reasons]))
         return loaded, plan
+
+    def _with_wheels(
+        self, selection: Selection, dist: Path, cache: Path | None, file: Path
+    ) -> tuple[Matrix, Plan, pipeline.Workplace]:
+        """The plan, and a ``dist`` that has the loader of this source tree and the plan's payloads."""
+        from dsops_builder import core, pipeline, smoke  # noqa: PLC0415  as above
+
+        loaded, plan = self._chosen(file, selection)
+        place = self._place(dist, cache, file)
+        core.build_core(file.absolute().parent, place, runner=self._shell(), report=self.report)
+        pythons = {target.python for target in plan.targets}
+        if not all(smoke.has_payload(place.dist, plan.label, each) for each in pythons):
+            self.report.wheels(pipeline.build_row(loaded, plan, place, runner=self._shell(), report=self.report))
+        return loaded, plan, place
 
     def _place(self, dist: Path, cache: Path | None, file: Path) -> pipeline.Workplace:
         from dsops_builder import pipeline  # noqa: PLC0415  as above

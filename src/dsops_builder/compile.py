@@ -55,6 +55,17 @@ class StockCompiler:
             seconds=kept["seconds"],
         )
 
+    def license_text(self, deepspeed: str) -> str:
+        """The licence that DeepSpeed's sdist of this release carries."""
+        with tarfile.open(self._sdist(deepspeed)) as archive:
+            found = archive.extractfile(f"deepspeed-{deepspeed}/LICENSE")
+            if found is None:
+                raise CompileError(f"the sdist of DeepSpeed {deepspeed} has no LICENSE")
+            return found.read().decode()
+
+    def _sdist(self, deepspeed: str) -> Path:
+        return fetch_sdist(deepspeed, self.trees[deepspeed].sdist_sha256, self.cache, self.runner)
+
     def _key(self, target: Target, env: TorchEnv, cuda: CudaHome | None) -> str:
         recipe = [Path(file).read_text(encoding="utf-8") for file in (__file__, flags.__file__, driver.__file__)]
         sources = self.trees[target.deepspeed].sdist_sha256
@@ -73,8 +84,7 @@ class StockCompiler:
         start = time.monotonic()
         work = folder / "work"
         work.mkdir()
-        sdist = fetch_sdist(target.deepspeed, self.trees[target.deepspeed].sdist_sha256, self.cache, self.runner)
-        with tarfile.open(sdist) as archive:
+        with tarfile.open(self._sdist(target.deepspeed)) as archive:
             archive.extractall(work, filter="data")
         tree = work / f"deepspeed-{target.deepspeed}"
         self._run_setup(target, env, cuda, work, tree)

@@ -118,7 +118,7 @@ def _pip(*words: str) -> list[str]:
 
 
 def _download(command: list[str], target: Path, runner: Runner, what: str) -> Path:
-    """Run pip into a temporary folder and move the one file that it left to ``target``, a file of that name or a folder."""
+    """Run pip into a temporary folder and move the one file that it left to ``target``, a folder or a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         try:

@@ -25,7 +25,7 @@ def simd_macro(simd: Simd) -> str:
 
 
 def gencode(archs: Iterable[GpuArch]) -> tuple[str, ...]:
-    """The flags of nvcc for an arch list: SASS for each, PTX too where the token asks for it (nvcc manual, "--gpu-code")."""
+    """Flags of nvcc for an arch list: SASS for each, PTX where the token asks for it (nvcc manual, "--gpu-code")."""
     result = []
     for arch in archs:
         result.append(f"-gencode=arch=compute_{arch.number},code=sm_{arch.number}")

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from dsops_builder import fatbin, repair, verify, wheel
 from dsops_builder.compile import StockCompiler
 from dsops_builder.compiler import set_up_compiler
 from dsops_builder.errors import CompileError
 from dsops_builder.fetch import DebianMirror
-from dsops_builder.model import Compiled, Matrix, Target, Wheel
+from dsops_builder.model import Compiled, Matrix, Wheel
 from dsops_builder.plan import Plan
 from dsops_builder.process import Runner
 from dsops_builder.report import Report
@@ -57,118 +59,118 @@ def build_row(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, r
     that would lack one of its targets is not made. Raises the errors of every stage; ``dist`` is touched only by moving
     a verified wheel into it.
     """
-    tools = _set_up(matrix, plan, place, runner, report)
-    wheels, failures = [], []
+    builder = _RowBuilder(matrix=matrix, plan=plan, place=place, runner=runner, report=report)
+    tools = builder.set_up()
+    wheels: list[Wheel] = []
+    failures: list[CompileError] = []
     for python in dict.fromkeys(target.python for target in plan.targets):
         started = time.monotonic()
-        targets = [target for target in plan.targets if target.python == python]
-        compiled, failed = _compile(targets, tools, report)
+        compiled, failed = builder.compile(python, tools)
         failures += failed
         if not failed:
-            wheels.append(_make_wheel(compiled, plan, tools, place, started, runner, report))
+            path = builder.make_wheel(compiled, tools)
+            seconds = time.monotonic() - started
+            wheels.append(Wheel(path=path, sha256=file_sha256(path), size=path.stat().st_size, seconds=seconds))
     if failures:
         report.wheels(wheels)
         raise CompileError("\n\n".join(str(failure) for failure in failures))
     return tuple(wheels)
 
 
-def _set_up(matrix: Matrix, plan: Plan, place: Workplace, runner: Runner, report: Report) -> _Tools:
-    mirror = place.mirror(runner)
-    row = matrix.rows[plan.row]
-    with report.step(f"host compiler {matrix.compiler.name}"):
-        compiler = set_up_compiler(matrix.compiler, mirror, place.cache, runner)
-    cuda = None
-    if row.toolkit is not None:
-        with report.step(f"CUDA {row.toolkit}"):
-            cuda = set_up_toolkit(row.toolkit, matrix.toolkits[row.toolkit], mirror, place.cache, runner)
-    factory = EnvironmentFactory(
-        requirements=matrix.requirements,
-        headers=matrix.python_headers,
-        compiler=compiler,
-        mirror=mirror,
-        cache=place.cache,
-        runner=runner,
-    )
-    pairings = {pairing.torch: pairing for pairing in row.pairings}
-    environments = {}
-    for torch, python in dict.fromkeys((target.torch, target.python) for target in plan.targets):
-        with report.step(f"torch {torch} for Python {python}"):
-            environments[torch, python] = factory.set_up(
-                pairings[torch], python, plan.interpreter(python), plan.torch_origin(torch)
-            )
-    stock = StockCompiler(
-        trees=matrix.deepspeed, compiler=compiler, cache=place.cache, jobs=os.cpu_count() or 1, runner=runner
-    )
-    return _Tools(stock=stock, cuda=cuda, environments=environments)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowBuilder:
+    """The stages of one row, in the order in which :func:`build_row` calls them."""
 
+    matrix: Matrix
+    plan: Plan
+    place: Workplace
+    runner: Runner
+    report: Report
 
-def _compile(
-    targets: Iterable[Target], tools: _Tools, report: Report
-) -> tuple[tuple[Compiled, ...], list[CompileError]]:
-    compiled, failures = [], []
-    for target in targets:
-        try:
-            with report.step(target.id):
-                env = tools.environments[target.torch, target.python]
-                compiled.append(tools.stock.compile(target, env, tools.cuda))
-        except CompileError as error:
-            failures.append(error)
-    return tuple(compiled), failures
-
-
-def _make_wheel(
-    compiled: tuple[Compiled, ...],
-    plan: Plan,
-    tools: _Tools,
-    place: Workplace,
-    started: float,
-    runner: Runner,
-    report: Report,
-) -> Wheel:
-    licenses = tuple((path.name, path.read_text(encoding="utf-8")) for path in place.licenses)
-    payload = wheel.Payload(version=__version__, compiled=compiled, licenses=licenses)
-    cuobjdump = None if tools.cuda is None else tools.cuda.cuobjdump
-    with tempfile.TemporaryDirectory() as scratch, report.step(f"wheel for {payload.target.python_tag}"):
-        folder = Path(scratch)
-        raw = wheel.pack(payload, folder / "raw")
-        repaired = repair.repair(raw, into=folder / "repaired", runner=runner, environment=place.variables)
-        sealed = wheel.seal(
-            repaired, payload, folder / "sealed", gpu_code=lambda path: _gpu_code(path, cuobjdump, runner)
+    def set_up(self) -> _Tools:
+        cache, runner, mirror = self.place.cache, self.runner, self.place.mirror(self.runner)
+        row = self.matrix.rows[self.plan.row]
+        with self.report.step(f"host compiler {self.matrix.compiler.name}"):
+            compiler = set_up_compiler(self.matrix.compiler, mirror, cache, runner)
+        cuda = None
+        if row.toolkit is not None:
+            with self.report.step(f"CUDA {row.toolkit}"):
+                cuda = set_up_toolkit(row.toolkit, self.matrix.toolkits[row.toolkit], mirror, cache, runner)
+        factory = EnvironmentFactory(
+            requirements=self.matrix.requirements,
+            headers=self.matrix.python_headers,
+            compiler=compiler,
+            mirror=mirror,
+            cache=cache,
+            runner=runner,
         )
-        for line in verify.verify_wheel(sealed, _context(compiled, plan, tools, place, runner)):
-            report.say(f"  verified {line}")
-        final = move_into(sealed, place.dist)
-    return Wheel(path=final, sha256=file_sha256(final), size=final.stat().st_size, seconds=time.monotonic() - started)
+        pairings = {pairing.torch: pairing for pairing in row.pairings}
+        environments = {}
+        for torch, python in dict.fromkeys((target.torch, target.python) for target in self.plan.targets):
+            with self.report.step(f"torch {torch} for Python {python}"):
+                environments[torch, python] = factory.set_up(
+                    pairings[torch], python, self.plan.interpreter(python), self.plan.torch_origin(torch)
+                )
+        trees, jobs = self.matrix.deepspeed, os.cpu_count() or 1
+        stock = StockCompiler(trees=trees, compiler=compiler, cache=cache, jobs=jobs, runner=runner)
+        return _Tools(stock=stock, cuda=cuda, environments=environments)
 
+    def compile(self, python: str, tools: _Tools) -> tuple[tuple[Compiled, ...], list[CompileError]]:
+        compiled, failures = [], []
+        for target in self.plan.targets:
+            if target.python != python:
+                continue
+            try:
+                with self.report.step(target.id):
+                    env = tools.environments[target.torch, target.python]
+                    compiled.append(tools.stock.compile(target, env, tools.cuda))
+            except CompileError as error:
+                failures.append(error)
+        return tuple(compiled), failures
 
-def _gpu_code(path: Path, cuobjdump: Path | None, runner: Runner) -> fatbin.GpuCode:
-    if cuobjdump is None:  # wheel.seal asks for targets with a toolkit only, and those have one
-        raise ValueError(path)
-    return fatbin.read_gpu_code(path, cuobjdump, runner)
+    def make_wheel(self, compiled: tuple[Compiled, ...], tools: _Tools) -> Path:
+        payload = wheel.Payload(version=__version__, compiled=compiled, licenses=self._licenses(compiled, tools))
+        with tempfile.TemporaryDirectory() as scratch, self.report.step(f"wheel for {payload.target.python_tag}"):
+            folder = Path(scratch)
+            raw = wheel.pack(payload, folder / "raw")
+            variables = self.place.variables
+            repaired = repair.repair(raw, into=folder / "repaired", runner=self.runner, environment=variables)
+            sealed = wheel.seal(repaired, payload, folder / "sealed", gpu_code=lambda path: self._gpu_code(path, tools))
+            for line in verify.verify_wheel(sealed, self._context(compiled, tools)):
+                self.report.say(f"  verified {line}")
+            return move_into(sealed, self.place.dist)
 
+    def _licenses(self, compiled: Iterable[Compiled], tools: _Tools) -> tuple[tuple[str, str], ...]:
+        """The project's licence, and DeepSpeed's: the binaries are made of its sources."""
+        ours = [(path.name, path.read_text(encoding="utf-8")) for path in self.place.licenses]
+        newest = max((item.target.deepspeed for item in compiled), key=Version)
+        return (*ours, ("LICENSE.deepspeed", tools.stock.license_text(newest)))
 
-def _context(
-    compiled: Iterable[Compiled], plan: Plan, tools: _Tools, place: Workplace, runner: Runner
-) -> verify.Context:
-    archs: dict[str, tuple[GpuArch, ...]] = {}
-    libraries = {}
-    for item in compiled:
-        minor = TorchBuild(item.target.torch).minor
-        libraries[minor] = tools.environments[item.target.torch, item.target.python].torch_lib
-        if item.target.archs:
-            archs[minor] = item.target.archs
-    interpreters = {str(path.parents[1]) for _, path in plan.interpreters if path.parents[1] != Path("/usr")}
-    return verify.Context(
-        runner=runner,
-        cuobjdump=None if tools.cuda is None else tools.cuda.cuobjdump,
-        torch_libs=libraries,
-        archs=archs,
-        forbidden=tuple(sorted({str(place.cache), *interpreters})),
-    )
+    def _gpu_code(self, path: Path, tools: _Tools) -> fatbin.GpuCode:
+        if tools.cuda is None:  # wheel.seal asks for targets with a toolkit only, and those have one
+            raise ValueError(path)
+        return fatbin.read_gpu_code(path, tools.cuda.cuobjdump, self.runner)
+
+    def _context(self, compiled: Iterable[Compiled], tools: _Tools) -> verify.Context:
+        archs: dict[str, tuple[GpuArch, ...]] = {}
+        libraries = {}
+        for item in compiled:
+            minor = TorchBuild(item.target.torch).minor
+            libraries[minor] = tools.environments[item.target.torch, item.target.python].torch_lib
+            if item.target.archs:
+                archs[minor] = item.target.archs
+        interpreters = {path.parents[1] for _, path in self.plan.interpreters} - {Path("/usr")}
+        return verify.Context(
+            runner=self.runner,
+            cuobjdump=None if tools.cuda is None else tools.cuda.cuobjdump,
+            torch_libs=libraries,
+            archs=archs,
+            forbidden=tuple(sorted(str(path) for path in {self.place.cache, *interpreters})),
+        )
 
 
 def move_into(wheel_path: Path, dist: Path) -> Path:
-    """Move a finished wheel into ``dist`` in one step, so that nobody sees it half there; one of that name is replaced."""
+    """Move a finished wheel into ``dist`` in one step: nobody sees it half there."""
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=dist) as scratch:
         near = Path(scratch) / wheel_path.name

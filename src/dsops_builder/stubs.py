@@ -7,9 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
 
+from dsops_builder.errors import ToolchainError
 from dsops_builder.process import Runner
 
 _HIDDEN = 0x8000
@@ -33,11 +36,16 @@ def defined_symbols(library: Path) -> tuple[StubSymbol, ...]:
         elf = ELFFile(stream)
         definitions = elf.get_section_by_name(".gnu.version_d")
         versions = elf.get_section_by_name(".gnu.version")
-        if not isinstance(definitions, GNUVerDefSection) or not isinstance(versions, GNUVerSymSection):
+        table = elf.get_section_by_name(".dynsym")
+        if not (
+            isinstance(definitions, GNUVerDefSection)
+            and isinstance(versions, GNUVerSymSection)
+            and isinstance(table, SymbolTableSection)
+        ):
             return ()
         names = {entry["vd_ndx"]: next(aux).name for entry, aux in definitions.iter_versions()}
         found = []
-        for index, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
+        for index, symbol in enumerate(table.iter_symbols()):
             number = versions.get_symbol(index)["ndx"]
             if symbol["st_shndx"] in ("SHN_UNDEF", "SHN_ABS") or not isinstance(number, int):
                 continue
@@ -68,18 +76,22 @@ class Wants:
 
 
 def wants(path: Path) -> Wants:
-    """Read :class:`Wants` from ``.dynamic``, ``.dynsym`` and ``.gnu.version_r``."""
+    """Read :class:`Wants` from ``.dynamic``, ``.dynsym`` and ``.gnu.version_r``. Raises :class:`ToolchainError`."""
     with path.open("rb") as stream:
         elf = ELFFile(stream)
-        needed = tuple(tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED"))
+        dynamic, table = elf.get_section_by_name(".dynamic"), elf.get_section_by_name(".dynsym")
+        if not isinstance(dynamic, DynamicSection) or not isinstance(table, SymbolTableSection):
+            raise ToolchainError(f"{path}: not a shared library")
+        # pyelftools sets the attribute for tags of this kind alone.
+        needed = tuple(str(vars(tag)["needed"]) for tag in dynamic.iter_tags("DT_NEEDED"))
         versions = elf.get_section_by_name(".gnu.version")
         requirements = elf.get_section_by_name(".gnu.version_r")
         sources = {}
         if isinstance(requirements, GNUVerNeedSection):
             for library, auxiliaries in requirements.iter_versions():
-                sources.update({aux["vna_other"]: (library.name, aux.name) for aux in auxiliaries})
+                sources.update({aux["vna_other"]: (str(library.name), str(aux.name)) for aux in auxiliaries})
         versioned, plain, defined = [], set(), set()
-        for index, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
+        for index, symbol in enumerate(table.iter_symbols()):
             number = versions.get_symbol(index)["ndx"] if isinstance(versions, GNUVerSymSection) else 0
             if symbol["st_shndx"] != "SHN_UNDEF":
                 defined.add(symbol.name)

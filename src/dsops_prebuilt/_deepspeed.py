@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Set, Tuple
 
 from dsops_prebuilt._errors import UsageError, one_of
 from dsops_prebuilt._host import Host, detect
-from dsops_prebuilt._load import installed, open_offer
+from dsops_prebuilt._load import installed, open_offer, refuse_damaged
 from dsops_prebuilt._select import Request, may_serve, select
 
 ON_MISS = ("auto", "jit", "error", "reference")
@@ -159,6 +159,7 @@ def _prebuilt(builder: Any) -> Optional[ModuleType]:
         if host.setting("DSOPS_SIMD"):
             _tell_once(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
         return open_offer(selection.chosen, found)
+    refuse_damaged(found)
     _missed.add(request)
     from dsops_prebuilt import _explain
 

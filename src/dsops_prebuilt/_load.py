@@ -26,19 +26,22 @@ from dsops_prebuilt._select import Offer, Request, Selection, default_accelerato
 
 @dataclass(frozen=True)
 class Payload:
-    """A usable payload: its manifest, the folder of its files, and the sha256 of the manifest's text as parsed."""
+    """A usable payload: its manifest, which is the one that RECORD has, and the folder of its files."""
 
     manifest: Manifest
     folder: Path
-    sha256: str
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What lies on ``sys.path``: the usable payloads, their offers, and one sentence for each unusable payload."""
+    """What lies on ``sys.path``: the usable payloads, their offers, and one sentence for each unusable payload.
+
+    ``damaged`` are those of ``faults`` that say a manifest is not the recorded one: then a miss is no miss.
+    """
 
     payloads: Tuple[Payload, ...]
     faults: Tuple[str, ...]
+    damaged: Tuple[str, ...] = ()
 
     @property
     def offers(self) -> Tuple[Offer, ...]:
@@ -86,52 +89,66 @@ def installed() -> Installed:
 
 @cache
 def find_payloads(entries: Tuple[str, ...]) -> Installed:
-    """The payloads on these path entries; a payload of another version than this package is a fault."""
+    """The payloads on these path entries; one whose manifest is not in RECORD, or of another version, is a fault."""
     payloads: List[Payload] = []
-    faults: List[str] = []
+    faults: List[Exception] = []
     for entry in dict.fromkeys(map(os.path.abspath, entries)):
         for path in sorted(Path(entry, FOLDER).glob(f"*/{FILE_NAME}")):
             try:
-                text = path.read_bytes()
-                manifest = Manifest.from_json(text.decode(), str(path))
-            except (OSError, ManifestError, UnicodeDecodeError) as error:
-                faults.append(str(error) if isinstance(error, ManifestError) else f"{path}: {error}")
-                continue
-            if manifest.version != dsops_prebuilt.__version__:
-                faults.append(
-                    f"{path}: {manifest.distribution} {manifest.version} does not belong to dsops-prebuilt "
-                    f"{dsops_prebuilt.__version__}; "
-                    f"run: pip install --upgrade {manifest.distribution}=={dsops_prebuilt.__version__}"
-                )
-                continue
-            payloads.append(Payload(manifest, path.parent, hashlib.sha256(text).hexdigest()))
-    return Installed(tuple(payloads), tuple(faults))
+                payloads.append(Payload(_read(path), path.parent))
+            except (OSError, IntegrityError, ManifestError) as error:
+                faults.append(error)
+    damaged = tuple(str(fault) for fault in faults if isinstance(fault, IntegrityError))
+    return Installed(tuple(payloads), tuple(map(str, faults)), damaged)
+
+
+def _read(path: Path) -> Manifest:
+    """The manifest at ``path``. Nothing in it is believed before RECORD has its sha256.
+
+    Raises :class:`IntegrityError` with both hashes, :class:`ManifestError` for another version of the loader, and
+    :class:`OSError` for a file that cannot be read.
+    """
+    content = path.read_bytes()
+    entry, label, version = path.parents[2], path.parent.name, dsops_prebuilt.__version__
+    distribution = f"dsops-prebuilt-{label}"
+    record = entry / f"{distribution.replace('-', '_')}-{version}.dist-info" / "RECORD"
+    if record.exists():
+        rows = {row[0]: row[1] for row in csv.reader(record.read_text("utf-8").splitlines()) if row[1:]}
+        algorithm, _, digest = rows.get(path.relative_to(entry).as_posix(), "").partition("=")
+        # RECORD has urlsafe base64 without its padding (Binary distribution format, "Signed wheel files").
+        recorded = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+        found = hashlib.sha256(content).hexdigest()
+        if algorithm != "sha256" or recorded != found:
+            again = _reinstall(distribution, version)
+            raise IntegrityError(f"{path}: its sha256 is {found}, and {record} has {recorded or 'none'}; {again}")
+    manifest = Manifest.from_json(content, str(path))
+    if manifest.version != version:
+        raise ManifestError(
+            f"{path}: {manifest.distribution} {manifest.version} does not belong to dsops-prebuilt {version}; "
+            f"run: pip install --upgrade {manifest.distribution}=={version}"
+        )
+    if not record.exists():
+        raise IntegrityError(f"{record}: not there, so {path} is not verified; {_reinstall(distribution, version)}")
+    return manifest
+
+
+def refuse_damaged(found: Installed) -> None:
+    """Raise :class:`IntegrityError` when nothing serves a request and a payload that might have is damaged."""
+    if found.damaged:
+        raise IntegrityError(found.damaged[0])
+
+
+def _reinstall(distribution: str, version: str) -> str:
+    return f"run: pip install --force-reinstall --no-deps {distribution}=={version}"
 
 
 def verify(offer: Offer, found: Installed) -> Path:
-    """The path of the offer's file, proved to be the recorded one: manifest against RECORD, file against manifest.
+    """The path of the offer's file, proved to be the one that its manifest recorded.
 
-    Raises :class:`IntegrityError`, with the path and both hashes, when either differs or RECORD does not tell.
+    Raises :class:`IntegrityError`, with the path and both hashes, when it is another or cannot be read.
     """
     payload = next(item for item in found.payloads if str(item.folder) == offer.folder)
-    manifest = payload.manifest
-    again = f"run: pip install --force-reinstall --no-deps {manifest.distribution}=={manifest.version}"
-    entry = payload.folder.parent.parent
-    record = entry / manifest.dist_info / "RECORD"
-    name = (payload.folder / FILE_NAME).relative_to(entry).as_posix()
-    try:
-        with record.open(encoding="utf-8", newline="") as lines:
-            rows = {row[0]: row[1] for row in csv.reader(lines) if row[1:]}
-    except OSError as error:
-        raise IntegrityError(
-            f"{record}: cannot be read ({error.strerror}), so {name} is not verified; {again}"
-        ) from None
-    algorithm, _, digest = rows.get(name, "").partition("=")
-    # RECORD has urlsafe base64 without its padding (Binary distribution format, "Signed wheel files").
-    recorded = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
-    if algorithm != "sha256" or recorded != payload.sha256:
-        theirs = recorded or "none"
-        raise IntegrityError(f"{entry / name}: its sha256 is {payload.sha256}, and {record} has {theirs}; {again}")
+    again = _reinstall(payload.manifest.distribution, payload.manifest.version)
     path = payload.folder / offer.artifact.file
     try:
         actual = file_sha256(path)
@@ -182,5 +199,6 @@ def load(op: str, accelerator: Optional[str] = None, host: Optional[Host] = None
     machine = host or detect()
     selection = choose(op, accelerator, machine)
     if selection.chosen is None:
+        refuse_damaged(installed())
         raise importlib.import_module("dsops_prebuilt._explain").miss(selection, machine, installed())
     return open_offer(selection.chosen, installed())

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, Iterable, Optional, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple, Union
 
 from dsops_prebuilt._errors import ManifestError, UsageError
 from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
@@ -109,7 +109,7 @@ class Manifest:
         return json.dumps({"schema": SCHEMA, **_plain(asdict(self))}, indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, origin: str) -> Manifest:
+    def from_json(cls, text: Union[str, bytes], origin: str) -> Manifest:
         """Parse the file's text. ``origin`` is the path that errors name.
 
         Raises :class:`ManifestError` for text that is no JSON, another schema version, or a missing, unknown or

@@ -103,24 +103,32 @@ class Environments:
 
 
 def find_wheels(dist: Path, label: str, python: str) -> tuple[Path, Path]:
-    """The loader's wheel and the payload of a label and a Python in ``dist``. Raises :class:`SmokeError` for neither."""
-    tag = "cp" + python.replace(".", "")
-    core = payload = None
-    for path in sorted(dist.glob("dsops_prebuilt*.whl")):
-        name, version, _, tags = parse_wheel_filename(path.name)
-        if str(version) == __version__ and name == "dsops-prebuilt":
-            core = path
-        if (
-            str(version) == __version__
-            and name == f"dsops-prebuilt-{label}"
-            and tag in {one.interpreter for one in tags}
-        ):
-            payload = path
+    """The loader's wheel, and the payload of a label and a Python. Raises :class:`SmokeError` for one not there."""
+    core, payload = _newest(dist, "dsops-prebuilt", "py3"), _payload(dist, label, python)
     if core is None or payload is None:
-        raise SmokeError(
-            f"{dist}: no wheel of {'the loader' if core is None else f'dsops-prebuilt-{label} for {tag}'} {__version__}"
-        )
+        missing = "the loader" if core is None else f"dsops-prebuilt-{label} for Python {python}"
+        raise SmokeError(f"{dist}: no wheel of {missing} {__version__}; nox -s core build-ROW makes them")
     return core, payload
+
+
+def has_payload(dist: Path, label: str, python: str) -> bool:
+    """Whether ``dist`` has the payload of a label and a Python, of this version."""
+    return _payload(dist, label, python) is not None
+
+
+def _payload(dist: Path, label: str, python: str) -> Path | None:
+    return _newest(dist, f"dsops-prebuilt-{label}", "cp" + python.replace(".", ""))
+
+
+def _newest(dist: Path, distribution: str, interpreter: str) -> Path | None:
+    """The wheel of a distribution with the highest build number (Binary distribution format, "build tag")."""
+    found = []
+    for path in dist.glob("dsops_prebuilt*.whl"):
+        name, version, build, tags = parse_wheel_filename(path.name)
+        here = name == distribution and str(version) == __version__
+        if here and interpreter in {tag.interpreter for tag in tags}:
+            found.append((build, path))
+    return max(found, default=(None, None))[1]
 
 
 def _free_port() -> int:

@@ -10,17 +10,18 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 _STEPS = 20
-_OPTIMIZER = {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-_JIT_CALLS = []
+_OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+_JIT_CALLS: list[str] = []
 
 
-def _refuse_jit():
+def _refuse_jit() -> None:
     """Record, and refuse, any use of torch's JIT compiler of extensions."""
     from torch.utils import cpp_extension
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: Any, **kwargs: Any) -> None:
         _JIT_CALLS.append(str(kwargs.get("name") or args[:1]))
         raise RuntimeError("torch.utils.cpp_extension was asked to compile")
 

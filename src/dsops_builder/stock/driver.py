@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import sys
+from typing import Any
 
 
 def main(options_path: str) -> None:
@@ -43,11 +44,11 @@ def main(options_path: str) -> None:
     _write_report(op, options["report"])
 
 
-def _set_target_flags(module, options) -> None:
+def _set_target_flags(module: Any, options: dict[str, Any]) -> None:
     module.OpBuilder.cpu_arch = lambda self: options["march"]
     module.OpBuilder.simd_width = lambda self: "-D" + options["simd_macro"]
 
-    def compute_capability_args(self, cross_compile_archs=None):
+    def compute_capability_args(self: Any, cross_compile_archs: Any = None) -> Any:
         # DeepSpeed parses arch tokens with int() and so cannot read 9.0a. With -gencode among the flags torch adds none
         # of its own (torch/utils/cpp_extension.py, _get_cuda_arch_flags).
         self.enable_bf16 = options["bf16"]
@@ -56,7 +57,7 @@ def _set_target_flags(module, options) -> None:
     module.CUDAOpBuilder.compute_capability_args = compute_capability_args
     original = module.OpBuilder.strip_empty_entries
 
-    def strip_empty_entries(self, args):
+    def strip_empty_entries(self: Any, args: Any) -> Any:
         # -lineinfo changes no instruction and writes the build machine's paths into every cubin.
         return [arg for arg in original(self, args) if arg != "-lineinfo"]
 

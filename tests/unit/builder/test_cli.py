@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsops_builder import cli
+from dsops_builder import core as real_core
 from dsops_builder import pipeline as real_pipeline
 from dsops_builder import smoke as real_smoke
 from dsops_builder.errors import CompileError
@@ -42,9 +43,11 @@ def run(*arguments: str, ask: cli.Ask = everywhere, env: Mapping[str, str] | Non
 
 @dataclass
 class Pipeline:
-    """In place of the modules ``pipeline`` and ``smoke``: remembers what it got; answers with a wheel or an error."""
+    """In place of ``pipeline``, ``core`` and ``smoke``: remembers what it got; answers with a wheel or an error."""
 
     error: BaseException | None = None
+    built: bool = True
+    cores: list[Path] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     places: list[Workplace] = field(default_factory=list)
 
@@ -53,6 +56,14 @@ class Pipeline:
     ) -> tuple[Wheel, ...]:
         self.smoke_row(_matrix, plan, place, runner=runner, report=report)
         return (Wheel(path=place.dist / "a.whl", sha256="ab" * 32, size=1, seconds=1.0),)
+
+    def build_core(self, root: Path, place: Workplace, *, runner: Runner, report: Report) -> tuple[Wheel, ...]:
+        del place, runner, report
+        self.cores.append(root)
+        return ()
+
+    def has_payload(self, _dist: Path, _label: str, _python: str) -> bool:
+        return self.built
 
     def smoke_row(self, _matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, report: Report) -> None:
         del runner
@@ -67,7 +78,9 @@ class Pipeline:
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     fake = Pipeline()
     monkeypatch.setattr(real_pipeline, "build_row", fake.build_row)
+    monkeypatch.setattr(real_core, "build_core", fake.build_core)
     monkeypatch.setattr(real_smoke, "smoke_row", fake.smoke_row)
+    monkeypatch.setattr(real_smoke, "has_payload", fake.has_payload)
     return fake
 
 
@@ -101,7 +114,7 @@ def test_plan_tells_what_the_machine_does_not_have(capsys: pytest.CaptureFixture
 USAGE = {
     "no such command": (
         ("pln",),
-        'Unknown command "pln". Did you mean "plan"? Available commands: build, plan, smoke, core, verify, matrix.\n'
+        'Unknown command "pln". Did you mean "plan"? Available commands: build, plan, smoke, core, bench, verify, matrix.\n'
         "  `python -m dsops_builder --help` lists the commands",
     ),
     "no such option": (
@@ -181,8 +194,18 @@ def test_build_narrates_on_stderr_and_prints_paths_on_stdout(
 def test_smoke_gets_the_plan_of_what_was_asked_for(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("smoke", "1_cu118", "--torch", "2.7.1", "--python", "3.12", "--matrix", SMALL) == 0
 
-    assert {(one.torch, one.python) for one in pipeline.plans[0].targets} == {("2.7.1", "3.12")}
+    assert [{(one.torch, one.python) for one in plan.targets} for plan in pipeline.plans] == [{("2.7.1", "3.12")}]
+    assert pipeline.cores == [Path(SMALL).parent]
     assert capsys.readouterr().out == ""
+
+
+def test_smoke_builds_a_payload_that_is_not_there(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.built = False
+    assert run("smoke", "1_cu118", "--torch", "2.7.1", "--python", "3.12", "--matrix", SMALL) == 0
+
+    built, smoked = pipeline.plans
+    assert built == smoked
+    assert capsys.readouterr().out == "dist/a.whl\n"
 
 
 @pytest.mark.parametrize("verb", ["build", "smoke"])

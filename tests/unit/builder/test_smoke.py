@@ -90,6 +90,7 @@ def test_wheels_are_found_by_name_version_and_python(tmp_path: Path) -> None:
         "dsops_prebuilt-0.1.0-py3-none-any.whl",
         "dsops_prebuilt_cpu-0.1.0-1-cp311-cp311-manylinux_2_24_x86_64.whl",
         "dsops_prebuilt_cpu-0.1.0-1-cp312-cp312-manylinux_2_24_x86_64.whl",
+        "dsops_prebuilt_cpu-0.1.0-0-cp311-cp311-manylinux_2_24_x86_64.whl",
         "dsops_prebuilt_cpu-0.0.9-1-cp311-cp311-manylinux_2_24_x86_64.whl",
     )
     for name in names:
@@ -100,7 +101,7 @@ def test_wheels_are_found_by_name_version_and_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("present", "missing"),
     [
-        ("dsops_prebuilt-0.1.0-py3-none-any.whl", "no wheel of dsops-prebuilt-cpu for cp311 0.1.0"),
+        ("dsops_prebuilt-0.1.0-py3-none-any.whl", "no wheel of dsops-prebuilt-cpu for Python 3.11 0.1.0"),
         ("dsops_prebuilt_cpu-0.1.0-1-cp311-cp311-manylinux_2_24_x86_64.whl", "no wheel of the loader 0.1.0"),
     ],
 )

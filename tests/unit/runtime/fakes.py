@@ -121,11 +121,12 @@ def offer_of(made: Artifact | None = None, label: str = "cu126", build: int = 1,
 
 
 def manifest_of(*artifacts: Artifact, **changes: Any) -> Manifest:
-    made = Manifest("dsops-prebuilt-cpu", VERSION, 1, "cpu", (("compiler", "gcc 10"),), artifacts)
-    return replace(made, **changes)
+    made = Manifest("", VERSION, 1, "cpu", (("compiler", "gcc 10"),), artifacts)
+    changed = replace(made, **changes)
+    return changed if changed.distribution else replace(changed, distribution=f"dsops-prebuilt-{changed.label}")
 
 
-def write_payload(entry: Path, manifest: Manifest, files: dict[str, bytes], *, record: bool = True) -> Path:
+def write_payload(entry: Path, manifest: Manifest, files: dict[str, bytes]) -> Path:
     """Install a payload on a path entry as pip would, and return its folder."""
     folder = entry / FOLDER / manifest.label
     folder.mkdir(parents=True)
@@ -134,10 +135,9 @@ def write_payload(entry: Path, manifest: Manifest, files: dict[str, bytes], *, r
     text = manifest.to_json().encode()
     (folder / "manifest.json").write_bytes(text)
     digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().rstrip("=")
-    if record:
-        (entry / manifest.dist_info).mkdir()
-        rows = f"{FOLDER}/{manifest.label}/manifest.json,sha256={digest},{len(text)}\n{manifest.dist_info}/RECORD,,\n"
-        (entry / manifest.dist_info / "RECORD").write_text(rows)
+    (entry / manifest.dist_info).mkdir()
+    rows = f"{FOLDER}/{manifest.label}/manifest.json,sha256={digest},{len(text)}\n{manifest.dist_info}/RECORD,,\n"
+    (entry / manifest.dist_info / "RECORD").write_text(rows)
     return folder
 
 

@@ -326,6 +326,15 @@ def test_a_corrupt_artifact_is_never_replaced_by_a_build(deepspeed: FakeDeepSpee
     assert "IntegrityError" in done.stderr
 
 
+def test_a_corrupt_manifest_is_never_replaced_by_a_build(deepspeed: FakeDeepSpeed) -> None:
+    deepspeed.serve()
+    path = deepspeed.entry / FOLDER / "cpu/manifest.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    done = deepspeed.run(EQUIPPED + LOAD)
+    assert done.stdout == ""
+    assert f"IntegrityError: {path}: its sha256 is " in done.stderr
+
+
 OPTIMIZER = """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     try:

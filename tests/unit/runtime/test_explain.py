@@ -34,7 +34,7 @@ ADAM = Request("cpu_adam", "cpu")
 
 def have(*artifacts: Artifact, faults: tuple[str, ...] = (), **changes: Any) -> Installed:
     manifest: Manifest = manifest_of(*artifacts, **{"label": "cu126", **changes})
-    return Installed((Payload(manifest, Path("/p"), ""),) if artifacts else (), faults)
+    return Installed((Payload(manifest, Path("/p")),) if artifacts else (), faults)
 
 
 def selected(found: Installed, host: Host, request: Request = ADAM) -> Selection:

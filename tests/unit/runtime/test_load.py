@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.unit.runtime.fakes import (
 
 import dsops_prebuilt
 from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError
-from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, verify
+from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, refuse_damaged, verify
 from dsops_prebuilt._manifest import FOLDER, TIERS
 from dsops_prebuilt._select import Offer
 from dsops_prebuilt._variant import Simd
@@ -29,9 +30,9 @@ def found_in(*entries: Path) -> Installed:
     return find_payloads(tuple(map(str, entries)))
 
 
-def install(entry: Path, *, record: bool = True) -> Offer:
+def install(entry: Path) -> Offer:
     made, content = here()
-    write_payload(entry, manifest_of(made), {made.file: content}, record=record)
+    write_payload(entry, manifest_of(made), {made.file: content})
     return found_in(entry).offers[0]
 
 
@@ -120,42 +121,46 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal(offer, tmp_path) == f"{path}: cannot be read (No such file or directory); {AGAIN}"
 
 
-def test_a_changed_manifest_is_refused(tmp_path: Path) -> None:
-    made, content = here()
-    folder = write_payload(tmp_path, manifest_of(made), {made.file: content})
-    (folder / "manifest.json").write_text(manifest_of(made, build=2).to_json())
-    offer = found_in(tmp_path).offers[0]
-    message = refusal(offer, tmp_path)
+def damage(entry: Path) -> str:
+    """The one sentence about the one payload on this entry, which offers nothing."""
+    find_payloads.cache_clear()
+    found = found_in(entry)
+    assert found.offers == ()
+    assert found.faults == found.damaged
+    with pytest.raises(IntegrityError) as caught:
+        refuse_damaged(found)
+    (sentence,) = found.damaged
+    assert str(caught.value) == sentence
+    return sentence
+
+
+@pytest.mark.parametrize("change", [b' "build": 2,', b"{", b"\xff"], ids=["a value", "no JSON", "no text"])
+def test_a_changed_manifest_is_refused_before_it_is_read(tmp_path: Path, change: bytes) -> None:
+    install(tmp_path)
+    path = tmp_path / FOLDER / "cpu/manifest.json"
+    good = path.read_bytes()
+    bad = change if len(change) == 1 else good.replace(b' "build": 1,', change)
+    assert bad != good
+    path.write_bytes(bad)
     record = tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD"
-    assert message.startswith(f"{folder}/manifest.json: its sha256 is ")
-    assert f", and {record} has " in message
-    assert message.endswith(f"; {AGAIN}")
-
-
-def test_a_manifest_changed_after_it_was_read_cannot_help(tmp_path: Path) -> None:
-    """What is compared with RECORD is the text that selection used, not what the file says by now."""
-    made, content = here()
-    folder = write_payload(tmp_path, manifest_of(made), {made.file: content})
-    good = (folder / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_text(manifest_of(made, build=2).to_json())
-    offer = found_in(tmp_path).offers[0]
-    (folder / "manifest.json").write_bytes(good)
-    assert "its sha256 is " in refusal(offer, tmp_path)
+    hashes = [hashlib.sha256(content).hexdigest() for content in (bad, good)]
+    assert damage(tmp_path) == f"{path}: its sha256 is {hashes[0]}, and {record} has {hashes[1]}; {AGAIN}"
 
 
 def test_a_missing_record_is_refused(tmp_path: Path) -> None:
-    offer = install(tmp_path, record=False)
+    install(tmp_path)
     record = tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD"
-    assert refusal(offer, tmp_path) == (
-        f"{record}: cannot be read (No such file or directory), so {FOLDER}/cpu/manifest.json is not verified; {AGAIN}"
+    record.unlink()
+    assert damage(tmp_path) == (
+        f"{record}: not there, so {tmp_path / FOLDER / 'cpu/manifest.json'} is not verified; {AGAIN}"
     )
 
 
 @pytest.mark.parametrize("row", ["", f"{FOLDER}/cpu/manifest.json,,\n", f"{FOLDER}/cpu/manifest.json,md5=abcd,3\n"])
 def test_a_record_without_the_manifests_sha256_is_refused(tmp_path: Path, row: str) -> None:
-    offer = install(tmp_path)
+    install(tmp_path)
     (tmp_path / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD").write_text(row)
-    assert "manifest.json: its sha256 is " in refusal(offer, tmp_path)
+    assert "manifest.json: its sha256 is " in damage(tmp_path)
 
 
 def test_an_artifact_is_opened_once_whoever_asks(tmp_path: Path) -> None:
