@@ -88,22 +88,23 @@ def _write_wrappers(scratch: Path, home: Path) -> None:
     """Write ``bin/``: each program with the libraries that it runs on, and the compilers with their sysroot.
 
     The libraries are not in the sysroot's folder, whose glibc must not be loaded into a running program.
-    ``DSOPS_COMPILER_FLAGS`` reaches the compilers behind every build system, nvcc's host passes too.
+    ``DSOPS_COMPILER_FLAGS`` reaches the compilers behind every build system, nvcc's host passes too, and has the last
+    word.
     """
     (scratch / "bin").mkdir()
     sysroot = home / "sysroot"
-    compile_flags = f"--sysroot={sysroot} -B{home}/bin/ $DSOPS_COMPILER_FLAGS"
+    sysroot_flags = f"--sysroot={sysroot} -B{home}/bin/"
     programs = {
-        "gcc": (f"{_TRIPLE}-gcc-10", compile_flags),
-        "g++": (f"{_TRIPLE}-g++-10", compile_flags),
-        **{tool: (f"{_TRIPLE}-{tool}", "") for tool in _BINUTILS},
+        "gcc": (f"{_TRIPLE}-gcc-10", sysroot_flags, "$DSOPS_COMPILER_FLAGS"),
+        "g++": (f"{_TRIPLE}-g++-10", sysroot_flags, "$DSOPS_COMPILER_FLAGS"),
+        **{tool: (f"{_TRIPLE}-{tool}", "", "") for tool in _BINUTILS},
     }
-    for name, (program, flags) in programs.items():
+    for name, (program, first, last) in programs.items():
         wrapper = scratch / "bin" / name
         wrapper.write_text(
             "#!/bin/sh\n"
             f"LD_LIBRARY_PATH={home}/libraries\nexport LD_LIBRARY_PATH\n"
-            f'exec {sysroot}/usr/bin/{program} {flags} "$@"\n',
+            f'exec {sysroot}/usr/bin/{program} {first} "$@" {last}\n',
             encoding="utf-8",
         )
         wrapper.chmod(0o755)

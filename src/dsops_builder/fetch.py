@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pooch
@@ -16,7 +18,6 @@ import requests
 from dsops_builder.errors import CommandError, FetchError
 from dsops_builder.model import Package, TorchOrigin
 from dsops_builder.process import Runner
-from dsops_prebuilt._manifest import file_sha256
 
 pooch.get_logger().setLevel("WARNING")
 
@@ -94,7 +95,17 @@ def fetch_sdist(version: str, sha256: str, cache: Path, runner: Runner) -> Path:
     return path
 
 
-def fetch_torch(origin: TorchOrigin, python: Path, accepted: tuple[str, ...], cache: Path, runner: Runner) -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchedWheel:
+    """A wheel in the cache, and the sha256 of the file."""
+
+    path: Path
+    sha256: str
+
+
+def fetch_torch(
+    origin: TorchOrigin, python: Path, accepted: tuple[str, ...], cache: Path, runner: Runner
+) -> FetchedWheel:
     """Return the torch wheel of ``origin`` for the interpreter ``python``.
 
     ``accepted`` are the sha256 of build_matrix.yaml; they are checked for the default index. PyTorch's own indexes
@@ -108,9 +119,8 @@ def fetch_torch(origin: TorchOrigin, python: Path, accepted: tuple[str, ...], ca
         platform = ["--python-version", version, "--only-binary", ":all:"]
         command = _pip("download", "--no-deps", *platform, *index, origin.requirement)
         kept = [_download(command, folder, runner, origin.requirement)]
-    if origin.index is None and accepted:
-        _check(kept[0], accepted)
-    return kept[0]
+    found = _check(kept[0], accepted if origin.index is None else ())
+    return FetchedWheel(path=kept[0], sha256=found)
 
 
 def _pip(*words: str) -> list[str]:
@@ -132,13 +142,16 @@ def _download(command: list[str], target: Path, runner: Runner, what: str) -> Pa
     return final
 
 
-def _check(path: Path, accepted: tuple[str, ...]) -> None:
-    found = file_sha256(path)
-    if found not in accepted:
+def _check(path: Path, accepted: tuple[str, ...]) -> str:
+    """The file's sha256; a file that is not one of ``accepted``, where there are any, is removed and refused."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if accepted and found not in accepted:
         path.unlink()
         raise FetchError(
             f"{path}: sha256 {found}, and build_matrix.yaml accepts {' or '.join(accepted)}; the file was removed"
         )
+    return found
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from dsops_builder.fetch import DebianMirror, fetch_torch, fresh_folder
 from dsops_builder.model import Package, Pairing, TorchOrigin
 from dsops_builder.process import Runner
 from dsops_builder.stubs import StubSymbol, Wants, wants, write_stub
-from dsops_prebuilt._manifest import file_sha256
 
 # What torch's libraries take from the system, not from CUDA's wheels.
 _SYSTEM = (
@@ -59,11 +58,11 @@ class EnvironmentFactory:
         accepted = pairing.wheels.get(python_release, ())
         wheel = fetch_torch(origin, interpreter, accepted, self.cache, self.runner)
         recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
-        parts = (str(interpreter), file_sha256(wheel), *self.requirements, self.compiler.key, recipe)
+        parts = (str(interpreter), wheel.sha256, *self.requirements, self.compiler.key, recipe)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         home = self.cache / "env" / f"torch{pairing.torch}-cp{python_release.replace('.', '')}-{key}"
         if not home.exists():
-            self._create(home, interpreter, wheel)
+            self._create(home, interpreter, wheel.path)
         variables = self._variables(home, python_release, interpreter)
         python = home / "venv/bin/python"
         printed = self.runner.run([str(python), "-c", _ASK_TORCH], env=dict(variables))
@@ -79,7 +78,7 @@ class EnvironmentFactory:
             torch_lib=Path(file).parent / "lib",
             torch_version=version,
             variables=variables,
-            description=f"torch {version} ({wheel.name}, sha256 {file_sha256(wheel)}): {origin.note}",
+            description=f"torch {version} ({wheel.path.name}, sha256 {wheel.sha256}): {origin.note}",
         )
 
     def _create(self, home: Path, interpreter: Path, wheel: Path) -> None:

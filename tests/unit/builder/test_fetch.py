@@ -159,7 +159,7 @@ def test_torch_of_the_default_index_must_have_a_pinned_hash(
         with pytest.raises(FetchError, match=r"build_matrix.yaml accepts 0{64}"):
             fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner)
     else:
-        assert fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner).name == WHEEL
+        assert fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner).path.name == WHEEL
     assert ("--index-url" in runner.commands[-1]) is (index is not None)
 
 
