@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from dsops_builder.compiler import set_up_compiler
 from dsops_builder.core import build_core
 from dsops_builder.facts import gather_facts
 from dsops_builder.matrix import load_matrix
@@ -46,6 +47,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (shared / name).mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(shared / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def cc(cache: Path) -> Path:
+    """The C compiler of the matrix: what these tests compile needs no other on the machine."""
+    matrix, variables = load_matrix(ROOT / "build_matrix.yaml"), dict(os.environ)
+    place = Workplace(dist=cache / "dist", cache=cache, variables=variables, licenses=())
+    return set_up_compiler(matrix.compiler, place.mirror(Shell()), cache, Shell()).gcc
 
 
 @pytest.fixture(scope="session")

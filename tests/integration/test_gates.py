@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,14 +43,6 @@ _UNDEFINED = "void sem_of_a_newer_libc(void); void use(void) { sem_of_a_newer_li
 _PATH = 'const char *where(void) { return "/build/cache/sample.cpp"; }'
 _PARALLEL = "void spread(float *x) {\n#pragma omp parallel for\nfor (int i = 0; i < 64; i++) x[i] = i; }"
 _FATBIN = '__attribute__((section(".nv_fatbin"), used)) static const char blob[64] = {1};'
-
-
-@pytest.fixture
-def cc() -> Path:
-    """The C compiler."""
-    found = shutil.which("gcc") or shutil.which("cc")
-    assert found is not None, "these tests compile C: install gcc"
-    return Path(found)
 
 
 @dataclass(frozen=True)
