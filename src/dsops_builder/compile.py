@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tarfile
 import time
@@ -22,6 +23,25 @@ from dsops_builder.torchenv import TorchEnv
 from dsops_prebuilt._manifest import closure_sha256
 
 _RESULT = "compiled.json"
+_SHOWN = 60
+
+
+def diagnostics(output: str) -> str:
+    """The compilers' own lines about errors among what ninja printed; empty when no compilation failed.
+
+    ninja prints ``FAILED:``, the command in one long line, and then what the command printed; further steps begin with
+    their number in brackets, and ninja's last word with its name. Warnings about torch's headers, hundreds of lines of
+    them, are left out; an error comes with the two lines after it, where gcc shows the place.
+    """
+    shown: list[str] = []
+    blocks = re.split(r"^FAILED: .*\n.*\n", output, flags=re.MULTILINE)[1:]
+    for block in blocks:
+        end = re.search(r"^(?:\[\d+/\d+\] |ninja: )", block, flags=re.MULTILINE)
+        lines = block[: end.start() if end else None].splitlines()
+        errors = [number for number, line in enumerate(lines) if re.search("error: |undefined reference", line)]
+        kept = {near for number in errors for near in range(number, number + 3)} or set(range(len(lines)))
+        shown += [line for number, line in enumerate(lines) if number in kept]
+    return "\n".join(shown[:_SHOWN])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +144,14 @@ class StockCompiler:
         }
         (work / "options.json").write_text(json.dumps(options), encoding="utf-8")
         command = [str(env.python), driver.__file__, str(work / "options.json")]
+        log = self.cache / "log" / f"{target.id.replace('/', '-')}.txt"
+        log.parent.mkdir(exist_ok=True)
         try:
-            self.runner.run(command, cwd=tree, env=self._environment(target, env, cuda, work, tree))
+            self.runner.run(command, cwd=tree, env=self._environment(target, env, cuda, work, tree), log=log)
         except CommandError as error:
-            raise CompileError(f"{target.id} did not compile\n{error}") from error
+            said = diagnostics(error.output)
+            detail = f"{said}\nThe whole output: {log}" if said else str(error)
+            raise CompileError(f"{target.id} did not compile\n{detail}") from error
 
     def _environment(
         self, target: Target, env: TorchEnv, cuda: CudaHome | None, work: Path, tree: Path

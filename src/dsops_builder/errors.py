@@ -24,14 +24,15 @@ class MatrixError(BuilderError):
 class CommandError(BuilderError):
     """A command ended with a code other than 0; the message has the command, the code and its last lines.
 
-    ``code`` is the command's own exit code, None when it could not be started.
+    ``code`` is the command's own exit code, None when it could not be started; ``output`` is all that it printed.
     """
 
     exit_code = 4
 
-    def __init__(self, message: str, code: int | None = None) -> None:
+    def __init__(self, message: str, code: int | None = None, output: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.output = output
 
 
 class FetchError(BuilderError):

@@ -66,7 +66,8 @@ class Shell:
             raise CommandError(f"{command[0]}: cannot be started: {error}") from error
         lines = self._drain(process, log)
         if process.returncode != 0:
-            raise CommandError(_describe(command, process.returncode, lines, cwd, log), process.returncode)
+            message = _describe(command, process.returncode, lines, cwd, log)
+            raise CommandError(message, process.returncode, "".join(lines))
         return "".join(lines)
 
     def _drain(self, process: subprocess.Popen[str], log: Path | None) -> list[str]:

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 import pytest
 
-from dsops_builder.compiler import set_up_compiler
+from dsops_builder.compiler import CompilerHome, set_up_compiler
 from dsops_builder.core import build_core
 from dsops_builder.facts import gather_facts
 from dsops_builder.matrix import load_matrix
-from dsops_builder.model import Matrix, Wheel
+from dsops_builder.model import Matrix, Target, Wheel
 from dsops_builder.ops import load_ops
 from dsops_builder.pipeline import Workplace, build_row
 from dsops_builder.plan import Plan, Selection, make_plan
 from dsops_builder.process import Shell
 from dsops_builder.report import Report
 from dsops_builder.smoke.environment import CleanEnvironment, Environments
+from dsops_builder.torchenv import EnvironmentFactory, TorchEnv
 
 ROOT = Path(__file__).parents[2]
 ROW = "1_cpu"
 # Downloads and what is unpacked from them. Compiled objects are not shared: every test session really compiles.
 _SHARED = ("debian", "sdist", "torch", "compiler", "env", "python-headers", "tracer")
-
-
-@dataclass(frozen=True)
-class Built:
-    """A row that has been built: its plan, where its wheels lie, and the wheels."""
-
-    matrix: Matrix
-    plan: Plan
-    place: Workplace
-    payload: Wheel
-    core: Wheel
 
 
 @pytest.fixture(scope="session")
@@ -50,39 +39,76 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cc(cache: Path) -> Path:
-    """The C compiler of the matrix: what these tests compile needs no other on the machine."""
-    matrix, variables = load_matrix(ROOT / "build_matrix.yaml"), dict(os.environ)
-    place = Workplace(dist=cache / "dist", cache=cache, variables=variables, licenses=())
-    return set_up_compiler(matrix.compiler, place.mirror(Shell()), cache, Shell()).gcc
+def place(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Where the row is built."""
+    dist = tmp_path_factory.mktemp("dist")
+    return Workplace(dist=dist, cache=cache, variables=dict(os.environ), licenses=(ROOT / "LICENSE",))
 
 
 @pytest.fixture(scope="session")
-def built(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The row ``1_cpu``, compiled from DeepSpeed's sources, and the loader's wheel."""
-    matrix, ops = load_matrix(ROOT / "build_matrix.yaml"), load_ops(ROOT / "ops")
-    plan = make_plan(matrix, ops, Selection(row=ROW), gather_facts(matrix, [ROW], os.environ))
-    place = Workplace(
-        dist=tmp_path_factory.mktemp("dist"),
-        cache=cache,
-        variables=dict(os.environ),
-        licenses=(ROOT / "LICENSE",),
+def matrix() -> Matrix:
+    """The real build_matrix.yaml."""
+    return load_matrix(ROOT / "build_matrix.yaml")
+
+
+@pytest.fixture(scope="session")
+def plan(matrix: Matrix) -> Plan:
+    """The plan of the row ``1_cpu`` on this machine."""
+    return make_plan(matrix, load_ops(ROOT / "ops"), Selection(row=ROW), gather_facts(matrix, [ROW], os.environ))
+
+
+@pytest.fixture(scope="session")
+def target(plan: Plan) -> Target:
+    """The row's first target."""
+    return plan.targets[0]
+
+
+@pytest.fixture(scope="session")
+def compiler(matrix: Matrix, place: Workplace) -> CompilerHome:
+    """The matrix's compiler: what these tests compile needs no other on the machine."""
+    return set_up_compiler(matrix.compiler, place.mirror(Shell()), place.cache, Shell())
+
+
+@pytest.fixture(scope="session")
+def cc(compiler: CompilerHome) -> Path:
+    """Its C driver."""
+    return compiler.gcc
+
+
+@pytest.fixture(scope="session")
+def torch_env(matrix: Matrix, plan: Plan, place: Workplace, compiler: CompilerHome, target: Target) -> TorchEnv:
+    """The environment that the row's targets are compiled in."""
+    factory = EnvironmentFactory(
+        requirements=matrix.requirements,
+        headers=matrix.python_headers,
+        compiler=compiler,
+        mirror=place.mirror(Shell()),
+        cache=place.cache,
+        runner=Shell(),
     )
+    pairing, origin = matrix.rows[ROW].pairings[0], plan.torch_origin(target.torch)
+    return factory.set_up(pairing, target.python, plan.interpreter(target.python), origin)
+
+
+@pytest.fixture(scope="session")
+def built(matrix: Matrix, plan: Plan, place: Workplace) -> tuple[Wheel, Wheel]:
+    """The payload of the row ``1_cpu``, compiled from DeepSpeed's sources, and the loader's wheel."""
     report = Report.for_process(os.environ)
     (payload,) = build_row(matrix, plan, place, runner=Shell(), report=report)
     (core,) = build_core(ROOT, place, runner=Shell(), report=report)
-    return Built(matrix=matrix, plan=plan, place=place, payload=payload, core=core)
+    return payload, core
 
 
 @pytest.fixture(scope="session")
-def plan(built: Built) -> Plan:
-    """What was built."""
-    return built.plan
-
-
-@pytest.fixture(scope="session")
-def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
+def environment(  # noqa: PLR0917  fixtures
+    built: tuple[Wheel, Wheel],
+    matrix: Matrix,
+    plan: Plan,
+    place: Workplace,
+    target: Target,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> CleanEnvironment:
     """The wheels, torch and DeepSpeed in a virtual environment, on a PATH without a program."""
-    environments = Environments(matrix=built.matrix, plan=built.plan, place=built.place, runner=Shell())
-    target = built.plan.targets[0]
+    assert [wheel.path.parent for wheel in built] == [place.dist, place.dist]
+    environments = Environments(matrix=matrix, plan=plan, place=place, runner=Shell())
     return environments.create(tmp_path_factory.mktemp("clean"), target.torch, target.python, target.deepspeed)

@@ -286,7 +286,7 @@ def test_help_is_data(capsys: pytest.CaptureFixture[str]) -> None:
 def test_module_runs_and_returns_the_code() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "dsops_builder", "plan", "1_cu119", "--matrix", SMALL]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603  ours
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: build_matrix.yaml has no row 1_cu119")

@@ -333,6 +333,6 @@ class FakeDeepSpeed:
         path = self.entry / "script.py"
         path.write_text(dedent(script))
         clean = {"PATH": "", "PYTHONPATH": f"{self.entry}{os.pathsep}{SRC}", "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(  # noqa: S603 - this interpreter, our script
+        return subprocess.run(
             [sys.executable, str(path)], env={**clean, **environment}, capture_output=True, text=True, check=False
         )

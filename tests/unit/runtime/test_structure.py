@@ -127,7 +127,7 @@ print(sorted(name for name in sys.modules if name.startswith("dsops_prebuilt."))
 """
     if not hasattr(sys, "stdlib_module_names"):
         pytest.skip("sys.stdlib_module_names is of 3.10")
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(SRC)!r})\n{script}"],
         capture_output=True,
         text=True,
