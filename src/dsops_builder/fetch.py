@@ -156,13 +156,20 @@ def _check(path: Path, accepted: tuple[str, ...]) -> str:
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """Give a scratch folder that becomes ``path`` when the block ends well, and nothing when it does not."""
+    """Give a scratch folder that becomes ``path`` when the block ends well, and nothing when it does not.
+
+    Where another process has made ``path`` in the meantime, from the same inputs, that one stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         yield scratch
         scratch.chmod(0o755)
-        scratch.rename(path)
+        try:
+            scratch.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
     finally:
         if scratch.exists():
             shutil.rmtree(scratch)

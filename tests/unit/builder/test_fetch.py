@@ -176,3 +176,11 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with fresh_folder(tmp_path / "home") as scratch:
         (scratch / "whole").touch()
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["whole"]
+
+
+def test_of_two_processes_that_make_one_folder_the_first_wins(tmp_path: Path) -> None:
+    with fresh_folder(tmp_path / "home") as slow:
+        (slow / "slow").touch()
+        with fresh_folder(tmp_path / "home") as quick:
+            (quick / "quick").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["home", "quick"]
