@@ -52,10 +52,12 @@ def set_up_compiler(spec: HostCompiler, mirror: DebianMirror, cache: Path, runne
     recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
     key = hashlib.sha256((spec.model_dump_json() + recipe).encode()).hexdigest()[:16]
     home = cache / "compiler" / key
-    if not home.exists():
-        with fresh_folder(home) as scratch:
-            _unpack(spec, mirror, scratch)
-            _write_wrappers(scratch, home)
+    # The stubs are made last, by the compiler in its final place: without them an earlier run was stopped, or refused.
+    if not (home / "stubs").exists():
+        if not home.exists():
+            with fresh_folder(home) as scratch:
+                _unpack(spec, mirror, scratch)
+                _write_wrappers(scratch, home)
         _check(spec, home, runner)
         with fresh_folder(home / "stubs") as scratch:
             _write_link_stubs(spec, home, scratch, runner)

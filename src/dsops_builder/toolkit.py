@@ -120,9 +120,10 @@ def set_up_toolkit(release: str, toolkit: Toolkit, mirror: DebianMirror, cache: 
 def check_cuda_home(home: Path, release: str, runner: Runner) -> None:
     """Raise :class:`ToolchainError` unless nvcc runs, is of ``release``, and has the headers that the ops include."""
     printed = runner.run([str(home / "bin/nvcc"), "--version"])
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
-    if found is None or found[1] != release:
-        raise ToolchainError(f"{home}/bin/nvcc is {found[1] if found else printed!r}, and the matrix states {release}")
+    said = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
+    found = repr(printed) if said is None else said[1]
+    if found != release:
+        raise ToolchainError(f"{home}/bin/nvcc is {found}, and the matrix states {release}")
     missing = [header for header in _HEADERS if not (home / "include" / header).exists()]
     if missing:
         raise ToolchainError(f"{home}/include lacks {', '.join(missing)}; the toolkit's package list is not complete")
