@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,11 @@ _FILE = Path(FILE_NAME)
 
 
 def main() -> None:
-    """Entry point: run the process's command line, and exit with the code of what happened."""
+    """Entry point: run the process's command line, and exit with the code of what happened.
+
+    SIGTERM is taken like Ctrl-C: commands run in sessions of their own, and somebody has to end them.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:], os.environ))
 
 

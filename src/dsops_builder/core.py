@@ -50,7 +50,8 @@ def build_core(root: Path, place: Workplace, *, runner: Runner, report: Report) 
 
 def check_core(wheel: Path, src: Path) -> None:
     """Raise :class:`GateError` unless ``wheel`` holds the loader's files, its metadata, and no others."""
-    wanted = {path.relative_to(src).as_posix() for path in (src / "dsops_prebuilt").rglob("*.py")}
+    package = [*(src / "dsops_prebuilt").rglob("*.py"), src / "dsops_prebuilt/py.typed"]
+    wanted = {path.relative_to(src).as_posix() for path in package}
     wanted |= {path.name for path in src.glob("dsops_prebuilt_activate.*")}
     with ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if not name.partition("/")[0].endswith(".dist-info")}

@@ -102,7 +102,8 @@ def wait_for(seconds: float, what: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("torch_env")
-def test_ctrl_c_in_the_middle_leaves_nothing_behind(private_cache: Path, cache: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stop_in_the_middle_leaves_nothing_behind(private_cache: Path, cache: Path, number: signal.Signals) -> None:
     (private_cache / "sdist").symlink_to((cache / "sdist").resolve())
     dist = private_cache / "dist"
     command = [
@@ -120,7 +121,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(private_cache: Path, cache: 
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.PIPE, text=True
     ) as build:
         wait_for(120, "cc1plus", private_cache)
-        build.send_signal(signal.SIGINT)
+        build.send_signal(number)
         _, said = build.communicate(timeout=60)
     assert build.returncode == 130
     assert "error: interrupted; nothing half-made was left" in said

@@ -66,7 +66,7 @@ def loader() -> set[str]:
     src = ROOT / "src"
     names = {path.relative_to(src).as_posix() for path in (src / "dsops_prebuilt").rglob("*.py")}
     names |= {f"dsops_prebuilt_activate.{suffix}" for suffix in ("py", "pth", "start")}
-    return names | {f"dsops_prebuilt-{__version__}.dist-info/METADATA"}
+    return names | {"dsops_prebuilt/py.typed", f"dsops_prebuilt-{__version__}.dist-info/METADATA"}
 
 
 def test_a_whole_loader_passes(tmp_path: Path, loader: set[str]) -> None:
