@@ -51,7 +51,7 @@ def build(session: nox.Session) -> None:
 
 
 def smoke(session: nox.Session) -> None:
-    """Train one step with the row's wheels, in a clean environment."""
+    """Train with the row's wheels, in a clean environment: 20 steps under strace."""
     builder(session, "smoke", session.name.removeprefix("smoke-"))
 
 

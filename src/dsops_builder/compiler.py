@@ -51,7 +51,8 @@ def set_up_compiler(spec: HostCompiler, mirror: DebianMirror, cache: Path, runne
     """
     recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
     key = hashlib.sha256((spec.model_dump_json() + recipe).encode()).hexdigest()[:16]
-    home = cache / "compiler" / key
+    # The wrappers and the linker scripts have the compiler's place in them: the real one, not a link that may go.
+    home = (cache / "compiler").resolve() / key
     # The stubs are made last, by the compiler in its final place: without them an earlier run was stopped, or refused.
     if not (home / "stubs").exists():
         if not home.exists():

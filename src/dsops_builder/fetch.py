@@ -40,7 +40,8 @@ class DebianMirror:
         """Return the package's file. Raises :class:`FetchError` for no network, no such file, or another hash."""
         name = Path(package.path).name
         path = self._folder / f"{package.sha256[:12]}-{name}"
-        if path.exists():
+        # A file that was cut short, or changed, since it was downloaded is downloaded again.
+        if path.exists() and sha256_of(path) == package.sha256:
             return path
         url = f"{self._mirror()}/{package.path}"
         try:
@@ -55,8 +56,11 @@ class DebianMirror:
             raise FetchError(
                 f"{url}: {error}\nIf this mirror no longer has the file, set DSOPS_DEBIAN_MIRROR to one that does"
             ) from error
-        except ValueError as error:  # pooch's word for a hash that differs; it has removed the file
-            raise FetchError(f"{url}: {error}\nNothing was kept; build_matrix.yaml has the sha256 expected") from error
+        except ValueError as error:  # pooch's word for a hash that differs, the file is gone, and for no address
+            raise FetchError(
+                f"{url}: {error}\nNothing was kept. build_matrix.yaml has the sha256 expected; "
+                "DSOPS_DEBIAN_MIRROR is an http or https address"
+            ) from error
         return path
 
     def unpack(self, packages: Iterable[Package], folder: Path) -> None:
@@ -65,7 +69,7 @@ class DebianMirror:
             self._runner.run(["dpkg-deb", "-x", str(self.fetch(package)), str(folder)])
 
     def _mirror(self) -> str:
-        if self._base is None:
+        if not self._base:
             self._base = self._apt_mirror()
         return self._base.rstrip("/")
 
@@ -142,10 +146,15 @@ def _download(command: list[str], target: Path, runner: Runner, what: str) -> Pa
     return final
 
 
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file that may be of many gigabytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _check(path: Path, accepted: tuple[str, ...]) -> str:
     """The file's sha256; a file that is not one of ``accepted``, where there are any, is removed and refused."""
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(path)
     if accepted and found not in accepted:
         path.unlink()
         raise FetchError(

@@ -15,7 +15,7 @@ from packaging.version import Version
 from dsops_builder import fatbin, repair, verify, wheel
 from dsops_builder.compile import StockCompiler
 from dsops_builder.compiler import set_up_compiler
-from dsops_builder.errors import CompileError
+from dsops_builder.errors import CompileError, UsageError
 from dsops_builder.fetch import DebianMirror
 from dsops_builder.model import Compiled, Matrix, Wheel
 from dsops_builder.plan import Plan
@@ -32,13 +32,30 @@ from dsops_prebuilt._variant import GpuArch, TorchBuild
 class Workplace:
     """Where a build happens: ``dist`` gets finished wheels only, ``cache`` everything that is pure.
 
-    ``variables`` is the process's environment, read once by the command line; ``licenses`` go into every wheel.
+    Both are made here, so that a place that cannot be written is said before the work and not after it: making one
+    raises :class:`UsageError`. ``variables`` is the process's environment, read once by the command line; ``licenses``
+    go into every wheel.
     """
 
     dist: Path
     cache: Path
     variables: Mapping[str, str]
     licenses: tuple[Path, ...]
+
+    def __post_init__(self) -> None:
+        for name, folder in (("--dist", self.dist), ("--cache, or DSOPS_CACHE_DIR,", self.cache)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                writable = os.access(folder, os.W_OK)
+            except OSError as error:
+                raise UsageError(f"{name} is {folder}: {error.strerror}; name a folder that can be written") from error
+            if not writable:
+                raise UsageError(f"{name} is {folder}: not writable; name a folder that can be written")
+        if any(character.isspace() for character in str(self.cache)):
+            raise UsageError(
+                f"--cache, or DSOPS_CACHE_DIR, is {str(self.cache)!r}: compilers are told this path in lists that are "
+                "split at spaces; name a folder without any"
+            )
 
     def mirror(self, runner: Runner) -> DebianMirror:
         """The Debian mirror that the environment names, or this machine's own."""
@@ -59,18 +76,20 @@ def build_row(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, r
     that would lack one of its targets is not made. Raises the errors of every stage; ``dist`` is touched only by moving
     a verified wheel into it.
     """
+    started = time.monotonic()
     builder = _RowBuilder(matrix=matrix, plan=plan, place=place, runner=runner, report=report)
     tools = builder.set_up()
+    report.say(f"an op takes minutes to compile; what the compilers print goes to {place.cache / 'log'}")
     wheels: list[Wheel] = []
     failures: list[CompileError] = []
     for python in dict.fromkeys(target.python for target in plan.targets):
-        started = time.monotonic()
         compiled, failed = builder.compile(python, tools)
         failures += failed
         if not failed:
             path = builder.make_wheel(compiled, tools)
             seconds = time.monotonic() - started
             wheels.append(Wheel(path=path, sha256=file_sha256(path), size=path.stat().st_size, seconds=seconds))
+        started = time.monotonic()
     if failures:
         report.wheels(wheels)
         raise CompileError("\n\n".join(str(failure) for failure in failures))

@@ -72,7 +72,7 @@ class Shell:
 
     def _drain(self, process: subprocess.Popen[str], log: Path | None) -> list[str]:
         lines: list[str] = []
-        sink = None if log is None else log.open("w", encoding="utf-8")
+        sink = None if log is None else log.open("w", encoding="utf-8", buffering=1)
         try:
             assert process.stdout is not None  # noqa: S101  stdout=PIPE above
             with process.stdout:

@@ -118,7 +118,13 @@ def test_a_stop_in_the_middle_leaves_nothing_behind(private_cache: Path, cache: 
         str(private_cache),
     ]
     with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where tests run in the background of a shell they ignore SIGINT, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  there are no threads
     ) as build:
         wait_for(120, "cc1plus", private_cache)
         build.send_signal(number)

@@ -75,7 +75,9 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     fake = Pipeline()
     monkeypatch.setattr(real_pipeline, "build_row", fake.build_row)
     monkeypatch.setattr(real_core, "build_core", fake.build_core)
@@ -223,18 +225,20 @@ def test_nothing_to_do_is_6_and_says_why(verb: str, pipeline: Pipeline, capsys: 
 @pytest.mark.parametrize(
     ("env", "cache"),
     [
-        ({"DSOPS_CACHE_DIR": "/big/cache"}, Path("/big/cache")),
-        ({"DSOPS_CACHE_DIR": "cache"}, Path.cwd() / "cache"),
-        ({"DSOPS_CACHE_DIR": ""}, Path("/home/me/.cache/dsops-builder")),
-        ({}, Path("/home/me/.cache/dsops-builder")),
+        ({"DSOPS_CACHE_DIR": "big/../cache"}, "big/../cache"),
+        ({"DSOPS_CACHE_DIR": "cache"}, "cache"),
+        ({"DSOPS_CACHE_DIR": ""}, "xdg/dsops-builder"),
+        ({}, "xdg/dsops-builder"),
     ],
-    ids=["variable", "relative", "empty", "user's"],
+    ids=["a path", "relative", "empty", "user's"],
 )
-def test_cache_folder(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], cache: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/.cache")
+def test_cache_folder(pipeline: Pipeline, env: dict[str, str], cache: str) -> None:
+    Path("big").mkdir()
     run("build", "1_cpu", "--matrix", SMALL, env=env)
 
-    assert [(place.dist, place.cache, place.variables) for place in pipeline.places] == [(Path("dist"), cache, env)]
+    assert [(place.dist, place.cache, place.variables) for place in pipeline.places] == [
+        (Path("dist"), Path.cwd() / cache, env)
+    ]
     assert [place.licenses for place in pipeline.places] == [(Path(SMALL).parent / "LICENSE",)]
 
 
@@ -301,3 +305,23 @@ def test_facts_of_the_whole_row_are_asked_for_once() -> None:
 
     assert run("plan", "1_cpu", "--matrix", SMALL, ask=ask, env={"HOME": "/home/me"}) == 0
     assert asked == [("1_cpu", "/home/me")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dist", "file"), "error: --dist is file: File exists; name a folder that can be written\n"),
+        (("--cache", "file/x"), "file/x: Not a directory; name a folder that can be written\n"),
+        (("--cache", "/proc/x"), "error: --cache, or DSOPS_CACHE_DIR, is /proc/x: No such file or directory; name"),
+        (("--cache", "a b"), "a b': compilers are told this path in lists that are split at spaces; name a folder"),
+    ],
+    ids=["dist is a file", "cache below a file", "cache that cannot be made", "cache with a space"],
+)
+def test_a_place_that_cannot_be_used_is_said_before_the_work(
+    options: tuple[str, str], message: str, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert run("build", "1_cpu", "--matrix", SMALL, *options) == 2
+
+    assert message in capsys.readouterr().err
+    assert pipeline.plans == []

@@ -83,6 +83,12 @@ def test_a_package_is_downloaded_once(mirror: str, mirror_folder: Path, tmp_path
     assert source.fetch(package()).read_bytes() == b"a package"
 
 
+def test_a_package_that_was_damaged_in_the_cache_is_downloaded_again(mirror: str, tmp_path: Path) -> None:
+    source = DebianMirror(mirror, tmp_path / "cache", FakeRunner())
+    source.fetch(package()).write_bytes(b"a pack")
+    assert source.fetch(package()).read_bytes() == b"a package"
+
+
 def test_a_package_with_another_hash_is_refused_and_not_kept(mirror: str, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="does not match the known hash") as refusal:
         DebianMirror(mirror, tmp_path / "cache", FakeRunner()).fetch(package(b"another"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from dsops_builder.toolkit import check_cuda_home, set_up_toolkit
 from dsops_builder.torchenv import EnvironmentFactory
 
 MakeRunner = Callable[[Callable[[Sequence[str]], str]], Any]
+EMPTY = Package(path="pool/main/a/a/a_1_amd64.deb", sha256=hashlib.sha256(b"").hexdigest())
 VERSION = "Cuda compilation tools, release 11.8, V11.8.89\nBuild cuda_11.8.r11.8/compiler.31833905_0\n"
 HEADERS = [
     "cuda.h",
@@ -70,11 +72,9 @@ def test_a_toolkit_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, fake_r
     def fail(command: Sequence[str]) -> str:
         raise CommandError(f"{command[0]}: no")
 
-    toolkit = Toolkit(
-        provider="debian", release="11.8.89", packages=(Package(path="pool/main/a/a/a_1_amd64.deb", sha256="0" * 64),)
-    )
+    toolkit = Toolkit(provider="debian", release="11.8.89", packages=(EMPTY,))
     runner = fake_runner(fail)
-    cached = tmp_path / "debian" / f"{'0' * 12}-a_1_amd64.deb"
+    cached = tmp_path / "debian" / f"{EMPTY.sha256[:12]}-a_1_amd64.deb"
     cached.parent.mkdir()
     cached.touch()
     with pytest.raises(CommandError, match="dpkg-deb: no"):
