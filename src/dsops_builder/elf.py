@@ -21,6 +21,8 @@ _MACHINES = {("EM_X86_64", 64): "x86_64", ("EM_AARCH64", 64): "aarch64"}
 # Index 0 is "local", 1 is "global without a version" (gABI supplement "Symbol Versioning", VERSYM); 0x8000 hides.
 _LAST_UNVERSIONED = 1
 _INDEX = 0x7FFF
+# pyelftools leaves a damaged table with whichever of these its parsing ran into.
+_DAMAGED = (AttributeError, TypeError, AssertionError, ArithmeticError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +57,7 @@ def open_elf(path: Path) -> Iterator[ELFFile]:
     try:
         with path.open("rb") as stream:
             yield ELFFile(stream)
-    except (GateError, ELFError, OSError, ValueError, LookupError, AttributeError, MemoryError) as error:
-        # pyelftools leaves a damaged table with whichever of these its parsing ran into.
+    except (GateError, ELFError, OSError, ValueError, LookupError, *_DAMAGED) as error:
         raise GateError(f"{path.name}: not a readable ELF file: {error}") from error
 
 

@@ -1,17 +1,20 @@
-"""Judge one shared object of a wheel: each gate answers with what it found and what it wanted, or with nothing."""
+"""Judge a wheel's files, its manifest and its shared objects: each gate says what it found and what it wanted."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsops_builder.elf import Elf, unresolved
 from dsops_builder.fatbin import GpuCode, asked_for
 from dsops_builder.isa import Instructions
-from dsops_prebuilt._manifest import Artifact
-from dsops_prebuilt._variant import GpuArch
+from dsops_prebuilt._manifest import FILE_NAME, FOLDER, Artifact, Manifest, TorchBinding
+from dsops_prebuilt._variant import GpuArch, TorchBuild
 
 # The C and C++ runtimes, which every manylinux system has (PEP 600).
 _SYSTEM = frozenset(
@@ -25,6 +28,9 @@ _PYTHON_API = ("Py", "_Py")
 # libtorch_cpu.so needs it, under a name and in a folder that differ between torch releases. Where it lies beside
 # libtorch_cpu.so these symbols are found like the others; this exempts them where it does not.
 _OPENMP = ("GOMP_", "omp_")
+_ACCELERATORS = ("cpu", "cuda")
+_PRINTABLE, _PRINTABLE_END = re.compile(rb"[\x20-\x7e]*"), re.compile(rb"[\x20-\x7e]*\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,109 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.gate}: found {self.found}; wanted {self.wanted}"
+
+
+def check_record(record: str, names: Iterable[str], read: Callable[[str], bytes]) -> Iterator[Failure]:
+    """RECORD lists every file but itself with its true sha256 and size, and no other."""
+    names = set(names)
+    if record not in names:
+        yield Failure(gate="RECORD", file=record, found="none", wanted="one")
+        return
+    try:
+        rows = {row[0]: tuple(row[1:]) for row in csv.reader(read(record).decode().splitlines()) if row}
+    except (UnicodeDecodeError, csv.Error) as error:
+        wanted = "lines of a path, a hash and a size"
+        yield Failure(gate="RECORD", file=record, found=f"what cannot be read: {error}", wanted=wanted)
+        return
+    for name in sorted({*names, *rows} - {record}):
+        listed = rows.get(name, ("not listed",))
+        real: tuple[str, ...] = ("no such file",)
+        if name in names:
+            content = read(name)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            real = (f"sha256={digest}", str(len(content)))
+        if listed != real:
+            wanted = f"{', '.join(listed)}, as RECORD says"
+            yield Failure(gate="RECORD", file=name, found=", ".join(real), wanted=wanted)
+
+
+def check_contents(
+    root: str, manifest: Manifest, info: str, names: Iterable[str], shared: set[str]
+) -> Iterator[Failure]:
+    """The artifacts are there, each listed once, and beside them nothing that Python or an installer would run.
+
+    ``root`` and ``info`` are the folders of the manifest and of the metadata; ``shared`` are those of ``names`` that
+    are shared objects.
+    """
+    listed = [f"{root}/{artifact.file}" for artifact in manifest.artifacts]
+    for name in sorted(shared - set(listed)):
+        yield Failure(gate="manifest", file=name, found="a shared object that is not listed", wanted="every one listed")
+    for name in sorted(set(listed)):
+        if name not in shared:
+            yield Failure(gate="manifest", file=name, found="listed, and not in the wheel", wanted="every one there")
+        if listed.count(name) > 1:
+            yield Failure(gate="manifest", file=name, found=f"listed {listed.count(name)} times", wanted="once")
+    metadata = [f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD")]
+    allowed = {f"{root}/{FILE_NAME}", *metadata, *listed, *shared}
+    for name in sorted(set(names) - allowed):
+        if not name.startswith(f"{info}/licenses/"):
+            wanted = f"only {FILE_NAME}, what it lists, METADATA, WHEEL, RECORD and licenses/"
+            yield Failure(gate="contents", file=name, found="a file that no payload has", wanted=wanted)
+
+
+def check_manifest(root: str, manifest: Manifest) -> Iterator[Failure]:
+    """The manifest lies in its label's folder, and does not contradict itself."""
+    file = f"{root}/{FILE_NAME}"
+    if root != f"{FOLDER}/{manifest.label}":
+        yield Failure(gate="manifest", file=file, found=root, wanted=f"{FOLDER}/{manifest.label}")
+    distribution = f"dsops-prebuilt-{manifest.label}"
+    if manifest.distribution != distribution:
+        found = f"distribution {manifest.distribution}"
+        wanted = f"{distribution}, for the label {manifest.label}"
+        yield Failure(gate="manifest", file=file, found=found, wanted=wanted)
+    for artifact in manifest.artifacts:
+        for holds, found, wanted in _claims(artifact, manifest.label):
+            if not holds:
+                yield Failure(gate="manifest", file=f"{root}/{artifact.file}", found=found, wanted=wanted)
+
+
+def _claims(artifact: Artifact, label: str) -> Iterator[tuple[bool, str, str]]:
+    """What must hold between the keys of one artifact: whether it does, what was found, what was wanted."""
+    op, file, sources = artifact.op, artifact.file, artifact.sources
+    module = artifact.module.rpartition(".")[2]
+    yield module == f"{op}_op", f"module {artifact.module}", f"one that ends in .{op}_op, for the op {op}"
+    accelerators = artifact.accelerators
+    known = set(accelerators) <= set(_ACCELERATORS) and len(set(accelerators)) == len(accelerators) > 0
+    yield known, f"accelerators {', '.join(accelerators) or 'none'}", f"each once, of {', '.join(_ACCELERATORS)}"
+    yield bool(sources), "no sources", "at least one digest of sources"
+    for source in sources:
+        full = bool(_SHA256.fullmatch(source.sha256) and source.closure and source.deepspeed)
+        wanted = "a sha256, the files that it is of, and the DeepSpeed releases"
+        yield full, f"sources {source.sha256 or 'without a digest'} of {len(source.closure)} files", wanted
+    bound = artifact.tier != "stock" or (artifact.torch is not None and artifact.python is not None)
+    yield bound, "a stock artifact without a torch or a Python", "both"
+    plain = artifact.python is not None or ".cpython-" not in file
+    yield plain, "no Python, and a file name for one", "the Python of the file name"
+    toolkit = None if artifact.cuda is None else artifact.cuda.toolkit
+    fits = toolkit is None or label == f"cu{toolkit.major}{toolkit.minor}"
+    yield fits, f"toolkit {toolkit} in the payload {label}", "the toolkit of the label"
+    *folders, _ = file.split("/")
+    if artifact.torch is None:
+        yield artifact.simd.value in folders, f"file {file}", f"one in a folder {artifact.simd}"
+        return
+    yield from _torch_claims(artifact.torch)
+    releases = {release for source in sources for release in source.deepspeed}
+    wanted_folders = [[f"torch{artifact.torch.minor}", op, f"ds{release}", artifact.simd.value] for release in releases]
+    wanted = " or ".join(sorted("/".join(each) for each in wanted_folders)) or "that of a DeepSpeed release"
+    yield folders in wanted_folders, f"folder {'/'.join(folders) or 'none'}", wanted
+
+
+def _torch_claims(torch: TorchBinding) -> Iterator[tuple[bool, str, str]]:
+    built = TorchBuild(torch.built_with)
+    yield torch.minor == built.minor, f"torch.minor {torch.minor}", f"{built.minor}, of torch {torch.built_with}"
+    # Only a release shares its ABI with the others of its minor release.
+    exact = None if built.is_release else torch.built_with
+    yield torch.exact == exact, f"torch.exact {torch.exact}", f"{exact}, for torch {torch.built_with}"
 
 
 def check_identity(file: str, elf: Elf, artifact: Artifact) -> Iterator[Failure]:
@@ -78,6 +187,11 @@ def check_symbols(file: str, elf: Elf, artifact: Artifact, torch_libs: Mapping[s
     fails at ``dlopen`` (or, bound lazily, in the middle of training).
     """
     exempt: tuple[str, ...] = () if artifact.python is None else _PYTHON_API
+    # With the old ABI, nothing of torch's takes or gives a std::__cxx11 type (libstdc++ manual, "Dual ABI").
+    new = next((symbol for symbol in elf.unversioned if "__cxx11" in symbol), None)
+    if new is not None and artifact.torch is not None and not artifact.torch.cxx11_abi:
+        wanted = "none of the C++11 ABI, for torch.cxx11_abi is false"
+        yield Failure(gate="symbols", file=file, found=new, wanted=wanted)
     if artifact.torch is None:
         missing, where = elf.unversioned, "the system's libraries"
     elif artifact.torch.minor not in torch_libs:
@@ -130,9 +244,13 @@ def check_search_paths(file: str, elf: Elf) -> Iterator[Failure]:
 def check_build_paths(file: str, content: bytes, prefixes: Iterable[str]) -> Iterator[Failure]:
     """None of ``prefixes``, paths of the machine that built, occurs in the bytes."""
     for prefix in prefixes:
-        found = re.search(rb"[\x20-\x7e]*" + re.escape(prefix.encode()) + rb"[\x20-\x7e]*", content)
-        if found is not None:
-            text = found[0].decode("ascii", "replace")
+        place = content.find(prefix.encode())
+        if place >= 0:
+            before, after = (
+                _PRINTABLE_END.search(content[max(0, place - 200) : place]),
+                _PRINTABLE.match(content, place),
+            )
+            text = ((before[0] if before else b"") + (after[0] if after else b"")).decode("ascii", "replace")[:400]
             yield Failure(gate="build path", file=file, found=repr(text), wanted=f"nothing with {prefix}")
 
 

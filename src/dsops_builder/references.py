@@ -9,14 +9,21 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
+
 from dsops_builder.archs import capabilities, capability
-from dsops_builder.faults import Faults, Location, differs, listed, suggestion
+from dsops_builder.faults import Faults, Location, differs, listed, nearest, suggestion
 from dsops_builder.model import Op
 from dsops_builder.yamlfile import YamlFile
 from dsops_prebuilt._errors import UsageError as WordError
-from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
+from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd, TorchBuild
 
 _LABEL = re.compile(r"[1-9]\d*_(?P<label>cpu|cu(?P<major>\d+)(?P<minor>\d))")
+# What a system of manylinux_2_28 has (PEP 600; auditwheel's policy file): the newest tag that a wheel may have.
+_CEILINGS = {"glibc": "2.28", "glibcxx": "3.4.24", "cxxabi": "1.3.11"}
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+# The compiler is one for x86-64, from Debian's amd64 packages.
+_LEVELS = tuple(level for level in Simd if level.machine == "x86_64")
 
 
 def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Faults) -> None:
@@ -27,8 +34,32 @@ def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Fault
         if found is not None and not found.startswith(f"{release}.") and not faults.under(file.name, where[:-1]):
             accepted = f'a release of {release}, such as "{release}.1"'
             faults.add(file.fault(where, differs(file.spellings[where], accepted)))
+    _check_ceilings(file, faults)
+    _check_requirements(file, faults)
     for row in file.keys("rows"):
         _Row(file=file, ops=ops, faults=faults, id=row).check()
+
+
+def _check_ceilings(file: YamlFile, faults: Faults) -> None:
+    for key, newest in _CEILINGS.items():
+        where: Location = ("compiler", key)
+        found = file.text(*where) or ""
+        if _NUMBERS.fullmatch(found) and _numbers(found) > _numbers(newest):
+            accepted = f"{newest} or older: manylinux_2_28 allows nothing newer"
+            faults.add(file.fault(where, differs(file.spellings[where], accepted)))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part[:9]) for part in version.split("."))
+
+
+def _check_requirements(file: YamlFile, faults: Faults) -> None:
+    first: dict[str, Location] = {}
+    for item, text in file.texts("requirements").items():
+        name = canonicalize_name(text.partition("==")[0])
+        if (other := first.setdefault(name, item)) != item:
+            accepted = f"each package once; item {other[-1]} is {file.spellings[other]}"
+            faults.add(file.fault(item, differs(file.spellings[item], accepted)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,29 +141,57 @@ class _Row:
 
     def _check_simd(self) -> None:
         where: Location = ("rows", self.id, "simd")
-        levels = [Simd(text) for text in self.file.texts(*where).values() if text in tuple(Simd)]
         kernels = self._kernels()
         if self.faults.under(self.file.name, where):
             return
         if "host" in kernels and not self.file.items(*where):
-            self._fault(where, f"is missing; a row with a host op needs SIMD levels: {listed(Simd)}")
-        elif levels and kernels == {"cuda"}:
+            self._fault(where, f"is missing; a row with a host op needs SIMD levels: {listed(_LEVELS)}")
+        elif self.file.items(*where) and kernels == {"cuda"}:
             self._fault(where, "found SIMD levels, accepted none in a row whose ops are all CUDA ops")
-        elif len({level.machine for level in levels}) > 1:
-            self._fault(where, f"found levels of two machines ({listed(levels)}), accepted those of one")
+        for item, text in self.file.texts(*where).items():
+            if text not in _LEVELS:
+                self._refuse(item, f"{listed(_LEVELS)}, the levels that the compiler makes")
 
     def _check_pairing(self, here: Location, torches: dict[str, Location]) -> None:
         torch = self.file.text(*here, "torch")
-        # A label has one build of a torch release, so a second pairing of it can only differ by mistake.
-        if torch is not None and torches.setdefault(torch, here) != here:
-            self._refuse((*here, "torch"), f"each torch release once; pairings[{torches[torch][-1]}] has it")
+        if torch is not None:
+            minor = TorchBuild(torch).minor
+            # An artifact binds to torch's minor release, so the files of two pairings of it would be alike.
+            if (other := torches.setdefault(minor, here)) != here:
+                has = f"pairings[{other[-1]}] is {self.file.spellings[*other, 'torch']}"
+                self._refuse((*here, "torch"), f"each minor release of torch once, for a file binds to that; {has}")
         self._once((*here, "pythons"))
+        if not self.faults.under(self.file.name, (*here, "pythons")):
+            self._check_wheels(here, torch)
+        self._check_archs((*here, "archs"))
+
+    def _check_wheels(self, here: Location, torch: str | None) -> None:
+        where: Location = (*here, "wheels")
         pythons = tuple(self.file.texts(*here, "pythons").values())
-        for python in self.file.keys(*here, "wheels"):
+        for python in self.file.keys(*where):
             if python not in pythons:
                 text = differs(f'the key "{python}"', f"{listed(pythons)} of `pythons`", suggestion(python, pythons))
-                self._fault((*here, "wheels", python), text)
-        self._check_archs((*here, "archs"))
+                self._fault((*where, python), text)
+        keys = self.file.keys(*here)
+        misspelt = "wheels" not in keys and nearest("wheels", keys) is not None
+        if torch is None or misspelt or self.faults.under(self.file.name, where):
+            return
+        for python in pythons:
+            if not self.file.items(*where, python) and not self._is_excluded(torch, python):
+                pip = "pip download --no-deps --only-binary :all:"
+                self._fault(
+                    (*where, python),
+                    f"is missing: the sha256 of the torch wheel for it; `{pip} --python-version {python} "
+                    f"torch=={torch}` fetches the wheel, `sha256sum torch-*.whl` prints it",
+                )
+
+    def _is_excluded(self, torch: str, python: str) -> bool:
+        """Whether an exclude leaves no op of the torch and the Python to build."""
+        keys = [
+            [self.file.text(*exclude, key) for key in ("torch", "python", "op")]
+            for exclude in self.file.items("rows", self.id, "excludes")
+        ]
+        return any(key[0] in {None, torch} and key[1] in {None, python} and key[2] is None for key in keys)
 
     def _check_archs(self, where: Location) -> None:
         kernels = self._kernels()

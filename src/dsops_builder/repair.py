@@ -6,6 +6,7 @@ the symbol versions that the files ask for.
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from auditwheel.architecture import Architecture
 from auditwheel.error import AuditwheelError
 from auditwheel.libc import Libc
 from auditwheel.wheel_abi import analyze_wheel_abi, get_wheel_elfdata
+from elftools.common.exceptions import ELFError
 
 from dsops_builder.errors import GateError
 from dsops_builder.process import Runner
@@ -40,6 +42,9 @@ _FROM_TORCH = (
     "libnvrtc.so.*",
     "libnvToolsExt.so.*",
 )
+# What a damaged table leaves pyelftools with, beside its own errors, and a RECORD the csv module; auditwheel catches
+# none of it.
+_DAMAGED = (csv.Error, AttributeError, TypeError, AssertionError, ArithmeticError, MemoryError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +88,7 @@ def prove(wheel: Path) -> Proof:
             disable_isa_ext_check=True,
             allow_graft=False,
         )
-    except (AuditwheelError, RuntimeError, ValueError, OSError) as error:
+    except (AuditwheelError, ELFError, RuntimeError, ValueError, OSError, LookupError, *_DAMAGED) as error:
         raise GateError(f"{wheel.name}: auditwheel cannot read it: {error}") from error
     policies = found.policies
     # A policy that is less than another is that of a newer system.

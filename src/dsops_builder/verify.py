@@ -5,10 +5,13 @@ What a wheel is: Binary distribution format (PEP 427 and its successors), platfo
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
+import lzma
+import struct
+import zlib
 from collections.abc import Iterator, Mapping
+from configparser import Error as ConfigError
+from configparser import RawConfigParser
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
@@ -25,10 +28,13 @@ from dsops_builder.fatbin import GpuCode, read_gpu_code
 from dsops_builder.gates import (
     Failure,
     check_build_paths,
+    check_contents,
     check_gpu_code,
     check_identity,
     check_instructions,
+    check_manifest,
     check_needed,
+    check_record,
     check_record_of,
     check_search_paths,
     check_symbols,
@@ -36,7 +42,7 @@ from dsops_builder.gates import (
 from dsops_builder.isa import read_instructions
 from dsops_builder.process import Runner
 from dsops_builder.repair import NEWEST_TAG, prove
-from dsops_builder.wheel import PAYLOADS, archive_order, member
+from dsops_builder.wheel import archive_order, member
 from dsops_prebuilt._errors import ManifestError
 from dsops_prebuilt._manifest import FILE_NAME, Artifact, Manifest
 from dsops_prebuilt._variant import GpuArch
@@ -44,6 +50,14 @@ from dsops_prebuilt._variant import GpuArch
 # A public index takes files up to 100 MB without a request; the rest is room for a rebuild that grew.
 BUDGET = 95_000_000
 _CORE = "dsops-prebuilt"
+_HOOK = ("dsops_prebuilt_activate.py", "dsops_prebuilt_activate.pth", "dsops_prebuilt_activate.start")
+_LOADER_METADATA = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt")
+_ENTRY_POINT = {"dsops_prebuilt": "dsops_prebuilt_activate:install"}
+# What zipfile lets through for archives that are broken, encrypted, or compressed in a way that it does not know.
+_UNREADABLE = (
+    BadZipFile, OSError, RuntimeError, ValueError, LookupError, EOFError, MemoryError, OverflowError,
+    struct.error, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +96,11 @@ class _Opened:
     def dist_info(self) -> str:
         return "-".join(self.path.name.split("-")[:2]) + ".dist-info"
 
+    @property
+    def shared(self) -> set[str]:
+        """The shared objects. By content too: an ELF that is called something else is loaded just as well."""
+        return {name for name in self.names if name.endswith(".so") or self.read(name).startswith(b"\x7fELF")}
+
     def read(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
@@ -94,26 +113,20 @@ def verify_wheel(path: Path, context: Context) -> tuple[str, ...]:
     """
     with TemporaryDirectory() as scratch:
         opened = _open(path, Path(scratch))
-        failures = [*_size(path, context.budget), *_archive(opened), *_record(opened), *_tag(opened)]
+        failures = [
+            *_size(path, context.budget),
+            *check_record(f"{opened.dist_info}/RECORD", opened.names, opened.read),
+        ]
         for name in opened.names:
             failures += check_build_paths(name, opened.read(name), context.forbidden)
-        checked = [f"{path.name}: archive, RECORD, metadata, manifest, tag, size {path.stat().st_size}, build paths"]
-        try:
-            root, manifest = _manifest(opened)
-        except (ManifestError, GateError) as error:
-            wanted = f"one {FILE_NAME} that this release reads"
-            failures.append(Failure(gate="manifest", file=path.name, found=str(error), wanted=wanted))
-            failures += _metadata(opened, None)
+        facts = f"size {path.stat().st_size}, build paths"
+        if opened.distribution == _CORE:
+            failures += _loader(opened)
+            checked = [f"{path.name}: RECORD, metadata, tag, contents, entry point, {facts}"]
         else:
-            failures += [
-                *_metadata(opened, manifest),
-                *_files(opened, root, manifest),
-                *_asked(opened, manifest, context),
-            ]
-            for artifact in manifest.artifacts:
-                if f"{root}/{artifact.file}" in opened.names:
-                    failures += _judge(opened, f"{root}/{artifact.file}", artifact, context)
-                    checked.append(_summary(artifact, context))
+            found, lines = _payload(opened, context)
+            failures += found
+            checked = [f"{path.name}: archive, RECORD, contents, metadata, manifest, tag, {facts}", *lines]
     if failures:
         listing = "".join(f"\n  {failure}" for failure in failures)
         raise GateError(f"{path.name}: {len(failures)} failed:{listing}")
@@ -124,10 +137,14 @@ def _open(path: Path, folder: Path) -> _Opened:
     try:
         name, version, build, tags = parse_wheel_filename(path.name)
         with ZipFile(path) as archive:
-            archive.extractall(folder)
-            # extractall checks each member's CRC; folders are told from files by the archive gate.
             entries = tuple(archive.infolist())
-    except (InvalidWheelFilename, BadZipFile, OSError) as error:
+            for entry in entries:
+                # extractall would put such a member somewhere else than its name says.
+                if {"", ".", ".."} & set(entry.filename.removesuffix("/").split("/")) or "\\" in entry.filename:
+                    raise BadZipFile(f"the member {entry.filename!r} is not below the wheel's folder")
+            # extractall checks each member's CRC.
+            archive.extractall(folder)
+    except (InvalidWheelFilename, *_UNREADABLE) as error:
         raise GateError(f"{path.name}: not a readable wheel: {error}") from error
     return _Opened(
         path=path,
@@ -159,26 +176,6 @@ def _archive(opened: _Opened) -> Iterator[Failure]:
                 yield Failure(gate="archive", file=entry.filename, found=f"{fact} {is_}", wanted=str(should))
 
 
-def _record(opened: _Opened) -> Iterator[Failure]:
-    """RECORD lists every file but itself with its true sha256 and size, and no other."""
-    record = f"{opened.dist_info}/RECORD"
-    if record not in opened.names:
-        yield Failure(gate="RECORD", file=opened.path.name, found="none", wanted=record)
-        return
-    rows = {row[0]: tuple(row[1:]) for row in csv.reader(opened.read(record).decode().splitlines()) if row}
-    for name in sorted({*opened.names, *rows} - {record}):
-        listed = rows.get(name, ("not listed",))
-        real: tuple[str, ...] = ("no such file",)
-        if name in opened.names:
-            content = opened.read(name)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            real = (f"sha256={digest}", str(len(content)))
-        if listed != real:
-            yield Failure(
-                gate="RECORD", file=name, found=", ".join(real), wanted=f"{', '.join(listed)}, as RECORD says"
-            )
-
-
 def _tag(opened: _Opened) -> Iterator[Failure]:
     """Every platform tag in the name is true by auditwheel's policies, and none is newer than the one promised."""
     try:
@@ -198,10 +195,10 @@ def _manifest(opened: _Opened) -> tuple[str, Manifest]:
     if len(found) != 1:
         raise GateError(", ".join(found) or f"no {FILE_NAME}")
     try:
-        text = opened.read(found[0]).decode()
-    except UnicodeDecodeError as error:
+        manifest = Manifest.from_json(opened.read(found[0]).decode(), found[0])
+    except (UnicodeDecodeError, RecursionError) as error:
         raise GateError(f"{found[0]}: {error}") from error
-    return found[0].rpartition("/")[0], Manifest.from_json(text, found[0])
+    return found[0].rpartition("/")[0], manifest
 
 
 def _metadata(opened: _Opened, manifest: Manifest | None) -> Iterator[Failure]:
@@ -215,13 +212,13 @@ def _metadata(opened: _Opened, manifest: Manifest | None) -> Iterator[Failure]:
         found = "; ".join(str(reason) for reason in reasons)
         yield Failure(gate="metadata", file=opened.path.name, found=found, wanted="valid METADATA and WHEEL")
         return
-    tags = frozenset(str(tag) for tag in opened.tags)
+    purelib = "true" if opened.distribution == _CORE else "false"
     pairs = [
         ("METADATA Name", canonicalize_name(metadata.name), opened.distribution),
         ("METADATA Version", str(metadata.version), opened.version),
         ("WHEEL Build", str(wheel["Build"] or ""), opened.build),
-        ("WHEEL Tag", ", ".join(sorted(wheel.get_all("Tag", []))), ", ".join(sorted(tags))),
-        ("WHEEL Root-Is-Purelib", str(wheel["Root-Is-Purelib"]).lower(), "false"),
+        ("WHEEL Tag", ", ".join(sorted(map(str, wheel.get_all("Tag", [])))), ", ".join(sorted(map(str, opened.tags)))),
+        ("WHEEL Root-Is-Purelib", str(wheel["Root-Is-Purelib"]).lower(), purelib),
     ]
     if opened.distribution != _CORE:
         requires = ", ".join(str(requirement) for requirement in metadata.requires_dist or [])
@@ -237,27 +234,64 @@ def _metadata(opened: _Opened, manifest: Manifest | None) -> Iterator[Failure]:
             yield Failure(gate="metadata", file=opened.path.name, found=f"{what} {found or 'none'}", wanted=wanted)
 
 
-def _files(opened: _Opened, root: str, manifest: Manifest) -> Iterator[Failure]:
-    """The manifest lists every shared object of the wheel once, lies in the label's folder, and fits the Python tag."""
-    listed = [f"{root}/{artifact.file}" for artifact in manifest.artifacts]
-    # By content too: an ELF that is called something else is loaded just as well.
-    present = {n for n in opened.names if n.endswith(".so") or opened.read(n).startswith(b"\x7fELF")}
-    for name in sorted(present - set(listed)):
-        yield Failure(gate="manifest", file=name, found="a shared object that is not listed", wanted="every one listed")
-    for name in sorted(set(listed)):
-        if name not in present:
-            yield Failure(gate="manifest", file=name, found="listed, and not in the wheel", wanted="every one there")
-        if listed.count(name) > 1:
-            yield Failure(gate="manifest", file=name, found=f"listed {listed.count(name)} times", wanted="once")
-    if opened.distribution != _CORE and root != f"{PAYLOADS}/{manifest.label}":
-        yield Failure(gate="manifest", file=f"{root}/{FILE_NAME}", found=root, wanted=f"{PAYLOADS}/{manifest.label}")
+def _payload(opened: _Opened, context: Context) -> tuple[list[Failure], list[str]]:
+    """The gates of a payload, and a line for each shared object that was judged."""
+    failures = [*_archive(opened), *_tag(opened)]
+    try:
+        root, manifest = _manifest(opened)
+    except (ManifestError, GateError) as error:
+        wanted = f"one {FILE_NAME} that this release reads"
+        failures.append(Failure(gate="manifest", file=opened.path.name, found=str(error), wanted=wanted))
+        return [*failures, *_metadata(opened, None)], []
+    failures += [
+        *_metadata(opened, manifest),
+        *check_contents(root, manifest, opened.dist_info, opened.names, opened.shared),
+        *check_manifest(root, manifest),
+        *_pythons(opened, root, manifest),
+        *_asked(opened, manifest, context),
+    ]
+    checked = []
+    for artifact in manifest.artifacts:
+        if f"{root}/{artifact.file}" in opened.names:
+            failures += _judge(opened, f"{root}/{artifact.file}", artifact, context)
+            checked.append(_summary(artifact, context))
+    return failures, checked
+
+
+def _loader(opened: _Opened) -> Iterator[Failure]:
+    """The loader is pure Python that setuptools wrote: its package, and the hook that starts it, and nothing else."""
+    name, info, shared = opened.path.name, opened.dist_info, opened.shared
+    yield from _metadata(opened, None)
+    tags = ", ".join(sorted(map(str, opened.tags)))
+    if tags != "py3-none-any":
+        yield Failure(gate="tag", file=name, found=tags, wanted="py3-none-any")
+    own = {*_HOOK, *(f"{info}/{each}" for each in _LOADER_METADATA)}
+    for each in opened.names:
+        package = each.startswith("dsops_prebuilt/") and each.endswith((".py", "/py.typed"))
+        if each in shared or not (package or each in own or each.startswith(f"{info}/licenses/")):
+            wanted = "only dsops_prebuilt/, dsops_prebuilt_activate.* and metadata"
+            yield Failure(gate="contents", file=each, found="a file that the loader does not have", wanted=wanted)
+    for each in ("dsops_prebuilt/__init__.py", *_HOOK):
+        if each not in opened.names:
+            yield Failure(gate="contents", file=name, found=f"no {each}", wanted="it")
+    entry_points = RawConfigParser(delimiters=("=",))
+    try:
+        entry_points.read_string(opened.read(f"{info}/entry_points.txt").decode())
+        found = str(dict(entry_points.items("torch.backends")))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        found = str(error).replace("\n", " ")
+    if found != str(_ENTRY_POINT):
+        yield Failure(gate="entry point", file=name, found=found, wanted=f"{_ENTRY_POINT} in torch.backends")
+
+
+def _pythons(opened: _Opened, root: str, manifest: Manifest) -> Iterator[Failure]:
+    """The file name's Python is that of every artifact."""
     pythons = sorted({f"{tag.interpreter}-{tag.abi}" for tag in opened.tags})
     for artifact in manifest.artifacts:
         wanted = "py3-none" if artifact.python is None else f"{artifact.python}-{artifact.python}"
         if pythons != [wanted]:
-            yield Failure(
-                gate="python", file=f"{root}/{artifact.file}", found=f"in a wheel for {pythons}", wanted=wanted
-            )
+            found = f"in a wheel for {pythons}"
+            yield Failure(gate="python", file=f"{root}/{artifact.file}", found=found, wanted=wanted)
 
 
 def _asked(opened: _Opened, manifest: Manifest, context: Context) -> Iterator[Failure]:

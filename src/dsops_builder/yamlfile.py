@@ -17,6 +17,7 @@ UNQUOTED = {"number", "boolean", "date"}
 _KINDS = {"float": "number", "int": "number", "bool": "boolean", "timestamp": "date", "null": "nothing"}
 _TAGS = {"map", "seq", "str", *_KINDS}
 _CORE = "tag:yaml.org,2002:"
+_DIGITS = 18
 _LONGEST = 72
 """Characters of a value that a message quotes; a sha256 in quotes fits."""
 
@@ -95,6 +96,17 @@ def read_yaml(path: Path, faults: Faults) -> YamlFile | None:
         return None
     try:
         node = YAML(typ="safe", pure=True).compose(text)
+        if isinstance(node, MappingNode):
+            walk = _Walk(name=name, source=text, faults=faults)
+            root = walk.value(node, ())
+            return YamlFile(name=name, root=root, lines=walk.lines, spellings=walk.spellings, kinds=walk.kinds)
+    except RecursionError:
+        faults.add(Fault(file=name, line=None, where=(), text="is nested too deeply to be read"))
+        return None
+    except (ValueError, OverflowError) as error:
+        # What an escape leaves ruamel with that is no character (\U00110000).
+        faults.add(Fault(file=name, line=None, where=(), text=f"not YAML: {error}"))
+        return None
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         # ruamel says what it was doing ("while parsing a flow sequence") and then what was wrong there.
@@ -102,13 +114,9 @@ def read_yaml(path: Path, faults: Faults) -> YamlFile | None:
         what = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
         faults.add(Fault(file=name, line=None if mark is None else mark.line + 1, where=(), text=f"not YAML: {what}"))
         return None
-    if not isinstance(node, MappingNode):
-        found = "nothing" if node is None else _Walk.kind_of(node)
-        faults.add(Fault(file=name, line=1, where=(), text=f"found {found}, accepted a mapping of keys to values"))
-        return None
-    walk = _Walk(name=name, source=text, faults=faults)
-    root = walk.value(node, ())
-    return YamlFile(name=name, root=root, lines=walk.lines, spellings=walk.spellings, kinds=walk.kinds)
+    found = "nothing" if node is None else _Walk.kind_of(node)
+    faults.add(Fault(file=name, line=1, where=(), text=f"found {found}, accepted a mapping of keys to values"))
+    return None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,9 +162,14 @@ class _Walk:
                 self._fault(where, key, f"found {self.kind_of(key)} as a key, accepted a word")
                 continue
             place = (*where, key.value)
-            kind = self.kind_of(key)
-            if kind != "text":
-                self._fault(place, key, f'{key.value} is a {kind}; write it quoted, "{key.value}"')
+            tag = str(key.tag).removeprefix(_CORE)
+            if tag == "null":
+                self._fault(where, key, "found nothing as a key, accepted a word")
+                continue
+            # Of what YAML takes for something else only 3.10 can have been meant as one of our keys: the check of the
+            # shape refuses 7 and true with the words that it accepts.
+            if tag == "float":
+                self._fault(place, key, f'{key.value} is a number; write it quoted, "{key.value}"')
             if key.value in values:
                 self._fault(place, key, f"a second time; the first is on line {self.lines[place]}")
                 continue
@@ -168,8 +181,9 @@ class _Walk:
         text = str(node.value)
         if tag == "str":
             return text
-        # Only the plain spelling of an integer is one: 010 and 1_0 are accidents here.
-        return int(text) if tag == "int" and text == (text.lstrip("0") or "0") and text.isdigit() else Odd(kind=tag)
+        # Only the plain spelling of an integer is one: 010 and 1_0 are accidents here, and so are hundreds of digits.
+        plain = text == (text.lstrip("0") or "0") and text.isdigit() and len(text) <= _DIGITS
+        return int(text) if tag == "int" and plain else Odd(kind=tag)
 
     def _spelling(self, node: Node, where: Location) -> str:
         kind = self.kinds[where]

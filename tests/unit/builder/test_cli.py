@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -277,6 +278,24 @@ def test_verify_goes_through_all_wheels_and_is_8(tmp_path: Path, capsys: pytest.
     assert told.count("error: ") == 1
     assert "a.whl" in told
     assert "b.whl" in told
+
+
+def test_verify_looks_at_the_wheels_behind_one_that_does_not_unpack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (tmp_path / f"{name}-1-py3-none-any.whl" for name in "ab")
+    for path in (first, second):
+        with ZipFile(path, "w") as archive:
+            archive.writestr("a.py", "")
+    content = bytearray(first.read_bytes())
+    content[content.index(b"PK\3\4") + 6] = content[content.index(b"PK\1\2") + 8] = 1  # encrypted
+    first.write_bytes(content)
+
+    assert run("verify", str(first), str(second)) == 8
+    told = capsys.readouterr().err
+    assert f"{first.name}: not a readable wheel: " in told
+    assert f"{second.name}: " in told
+    assert "a.py: archive: found " in told
 
 
 def test_help_is_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,16 @@ def test_symbols_against_torch(elf_samples: Path) -> None:
     )
 
 
+def test_symbols_of_the_new_abi_in_an_artifact_of_the_old_one(elf_samples: Path) -> None:
+    symbol = "_ZN3c107WarningC1ENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+    elf = replace(_ELF, unversioned=("c10_sample", symbol))
+    assert _HOST.torch is not None
+    old = replace(_HOST, torch=replace(_HOST.torch, cxx11_abi=False))
+    wanted = "none of the C++11 ABI, for torch.cxx11_abi is false"
+    assert wanted in [failure.wanted for failure in check_symbols(_FILE, elf, old, {"2.7": elf_samples})]
+    assert wanted not in [failure.wanted for failure in check_symbols(_FILE, elf, _HOST, {"2.7": elf_samples})]
+
+
 def test_symbols_without_that_torch(elf_samples: Path) -> None:
     (failure,) = check_symbols(_FILE, _ELF, _HOST, {"2.6": elf_samples})
     assert failure.found == "no library folder of torch 2.7 to look in"

@@ -57,7 +57,7 @@ def test_small_matrix_is_what_its_file_says() -> None:
     row = matrix.rows["1_cu118"]
     assert row.simd == (Simd.X86_64_V3, Simd.X86_64_V4)
     assert row.pairings[1].archs == (GpuArch(8, 0), GpuArch(9, 0, ptx=True))
-    assert row.pairings[1].wheels == {"3.11": ("c" * 64,)}
+    assert row.pairings[1].wheels == {"3.11": ("c" * 64,), "3.12": ("ab" * 32,)}
     assert row.excludes[0].reason == "nobody asked for it"
     assert matrix.toolkits["11.8"].packages[0].name == "libcub-dev"
 
@@ -79,15 +79,15 @@ ONE_FAULT = {
     # The shape of the file.
     "number for a release": (
         ('- torch: "2.7.1"', "- torch: 2.10"),
-        '43: rows.1_cu118.pairings[1].torch: 2.10 is a number; write it quoted, "2.10"',
+        '45: rows.1_cu118.pairings[1].torch: 2.10 is a number; write it quoted, "2.10"',
     ),
     "number for a python": (
         ('pythons: ["3.10", "3.11"]', 'pythons: [3.10, "3.11"]'),
-        '41: rows.1_cu118.pairings[0].pythons[0]: 3.10 is a number; write it quoted, "3.10"',
+        '42: rows.1_cu118.pairings[0].pythons[0]: 3.10 is a number; write it quoted, "3.10"',
     ),
     "number for an arch": (
         ('archs: ["8.0", "9.0+PTX"]', 'archs: ["8.0", 12.0]'),
-        '42: rows.1_cu118.pairings[0].archs[1]: 12.0 is a number; write it quoted, "12.0"',
+        '43: rows.1_cu118.pairings[0].archs[1]: 12.0 is a number; write it quoted, "12.0"',
     ),
     "number for a key": (
         ('  "11.8":\n    provider', "  11.8:\n    provider"),
@@ -95,7 +95,7 @@ ONE_FAULT = {
     ),
     "number with an underscore": (
         ('toolkit: "11.8"', "toolkit: 1_1"),
-        '34: rows.1_cu118.toolkit: 1_1 is a number; write it quoted, "1_1"',
+        '35: rows.1_cu118.toolkit: 1_1 is a number; write it quoted, "1_1"',
     ),
     "integer for a text": (
         ("name: gcc-10", "name: 10"),
@@ -111,19 +111,19 @@ ONE_FAULT = {
     ),
     "nothing for a text": (
         ('toolkit: "11.8"', "toolkit:"),
-        "34: rows.1_cu118.toolkit: found nothing, accepted a text",
+        "35: rows.1_cu118.toolkit: found nothing, accepted a text",
     ),
     "blank text": (
         ("reason: nobody asked for it", 'reason: " "'),
-        '54: rows.1_cu118.excludes[0].reason: found " ", accepted a text',
+        '57: rows.1_cu118.excludes[0].reason: found " ", accepted a text',
     ),
     "boolean for 0 or 1": (
         ("cxx11_abi: 0", "cxx11_abi: false"),
-        "40: rows.1_cu118.pairings[0].cxx11_abi: found false, accepted 0 or 1",
+        "41: rows.1_cu118.pairings[0].cxx11_abi: found false, accepted 0 or 1",
     ),
     "text for 0 or 1": (
         ("cxx11_abi: 0", 'cxx11_abi: "0"'),
-        '40: rows.1_cu118.pairings[0].cxx11_abi: found "0", accepted 0 or 1',
+        '41: rows.1_cu118.pairings[0].cxx11_abi: found "0", accepted 0 or 1',
     ),
     "another schema": (
         ("schema_version: 1", "schema_version: 2"),
@@ -155,7 +155,7 @@ ONE_FAULT = {
     ),
     "misspelt key": (
         ("    excludes:", "    exclude:"),
-        '50: rows.1_cu118.exclude: found the unknown key "exclude", accepted toolkit, ops, deepspeed, simd, pairings, '
+        '53: rows.1_cu118.exclude: found the unknown key "exclude", accepted toolkit, ops, deepspeed, simd, pairings, '
         'excludes, did you mean "excludes"?',
     ),
     "misspelt required key": (
@@ -163,8 +163,8 @@ ONE_FAULT = {
         f'21: tracr: found the unknown key "tracr", accepted {TOP}, did you mean "tracer"?',
     ),
     "misspelt key of a pairing": (
-        ("        wheels:", "        wheel:"),
-        '47: rows.1_cu118.pairings[1].wheel: found the unknown key "wheel", accepted torch, cxx11_abi, pythons, archs, '
+        ("        wheels:\n", "        wheel:\n"),
+        '49: rows.1_cu118.pairings[1].wheel: found the unknown key "wheel", accepted torch, cxx11_abi, pythons, archs, '
         'wheels, did you mean "wheels"?',
     ),
     "misspelt provider": (
@@ -178,11 +178,11 @@ ONE_FAULT = {
     ),
     "short release": (
         ('- torch: "2.7.1"', '- torch: "2.7"'),
-        '43: rows.1_cu118.pairings[1].torch: found "2.7", accepted a release of three numbers, such as "2.7.1"',
+        '45: rows.1_cu118.pairings[1].torch: found "2.7", accepted a release of three numbers, such as "2.7.1"',
     ),
     "local version": (
         ('- torch: "2.7.1"', '- torch: "2.7.1+cu118"'),
-        '43: rows.1_cu118.pairings[1].torch: found "2.7.1+cu118", accepted a release of three numbers, such as "2.7.1"',
+        '45: rows.1_cu118.pairings[1].torch: found "2.7.1+cu118", accepted a release of three numbers, such as "2.7.1"',
     ),
     "python with a patch": (
         ('pythons: ["3.11"]', "pythons: [3.11.2]"),
@@ -228,7 +228,7 @@ ONE_FAULT = {
     # One part of the file against another.
     "unknown op": (
         ("ops: [cpu_adam, fused_adam]", "ops: [cpu_adm, fused_adam]"),
-        '35: rows.1_cu118.ops[0]: found cpu_adm, accepted cpu_adam, fused_adam, did you mean "cpu_adam"?',
+        '36: rows.1_cu118.ops[0]: found cpu_adm, accepted cpu_adam, fused_adam, did you mean "cpu_adam"?',
     ),
     "unknown release": (
         ('deepspeed: ["0.19.8"]', 'deepspeed: ["0.19.7"]'),
@@ -236,11 +236,11 @@ ONE_FAULT = {
     ),
     "unknown toolkit": (
         ('toolkit: "11.8"', 'toolkit: "11.7"'),
-        '34: rows.1_cu118.toolkit: found "11.7", accepted 11.8 of `toolkits`, did you mean "11.8"?',
+        '35: rows.1_cu118.toolkit: found "11.7", accepted 11.8 of `toolkits`, did you mean "11.8"?',
     ),
     "toolkit of another label": (
         ("  1_cu118:", "  1_cu126:"),
-        '34: rows.1_cu126.toolkit: found "11.8", accepted "12.6", the CUDA release of the label cu126',
+        '35: rows.1_cu126.toolkit: found "11.8", accepted "12.6", the CUDA release of the label cu126',
     ),
     "toolkit in a cpu row": (
         ("  1_cpu:", '  1_cpu:\n    toolkit: "11.8"'),
@@ -248,7 +248,7 @@ ONE_FAULT = {
     ),
     "CUDA op without a toolkit": (
         ('    toolkit: "11.8"\n', ""),
-        '33: rows.1_cu118.toolkit: is missing; a row with a CUDA op needs it: toolkit: "11.8"',
+        '34: rows.1_cu118.toolkit: is missing; a row with a CUDA op needs it: toolkit: "11.8"',
     ),
     "toolkit with another release": (
         ('release: "11.8.89"', 'release: "12.8.89"'),
@@ -256,53 +256,102 @@ ONE_FAULT = {
     ),
     "same op twice": (
         ("ops: [cpu_adam, fused_adam]", "ops: [cpu_adam, fused_adam, cpu_adam]"),
-        "35: rows.1_cu118.ops[2]: found cpu_adam, accepted each entry once; item 0 is the same",
+        "36: rows.1_cu118.ops[2]: found cpu_adam, accepted each entry once; item 0 is the same",
     ),
     "same python twice": (
         ('pythons: ["3.10", "3.11"]', 'pythons: ["3.10", "3.11", "3.11"]'),
-        '41: rows.1_cu118.pairings[0].pythons[2]: found "3.11", accepted each entry once; item 1 is the same',
+        '42: rows.1_cu118.pairings[0].pythons[2]: found "3.11", accepted each entry once; item 1 is the same',
     ),
     "same torch twice": (
         ('- torch: "2.7.1"', '- torch: "2.6.0"'),
-        '43: rows.1_cu118.pairings[1].torch: found "2.6.0", accepted each torch release once; pairings[0] has it',
+        '45: rows.1_cu118.pairings[1].torch: found "2.6.0", accepted each minor release of torch once, for a file binds to that; pairings[0] is "2.6.0"',
     ),
     "no levels for a host op": (
         (
             '    simd: [x86_64_v3, x86_64_v4]\n    pairings:\n      - torch: "2.13.0"',
             '    pairings:\n      - torch: "2.13.0"',
         ),
-        "25: rows.1_cpu.simd: is missing; a row with a host op needs SIMD levels: x86_64, x86_64_v3, x86_64_v4, aarch64",
+        "25: rows.1_cpu.simd: is missing; a row with a host op needs SIMD levels: x86_64, x86_64_v3, x86_64_v4",
     ),
     "levels without a host op": (
         ("ops: [cpu_adam, fused_adam]", "ops: [fused_adam]"),
-        "37: rows.1_cu118.simd: found SIMD levels, accepted none in a row whose ops are all CUDA ops",
+        "38: rows.1_cu118.simd: found SIMD levels, accepted none in a row whose ops are all CUDA ops",
     ),
-    "levels of two machines": (
+    "level that the compiler does not make": (
         ("simd: [x86_64_v3, x86_64_v4]", "simd: [x86_64_v3, aarch64]"),
-        "28: rows.1_cpu.simd: found levels of two machines (x86_64_v3, aarch64), accepted those of one",
+        "28: rows.1_cpu.simd[1]: found aarch64, accepted x86_64, x86_64_v3, x86_64_v4, the levels that the compiler makes",
+    ),
+    "two releases of one minor": (
+        ('- torch: "2.7.1"', '- torch: "2.6.1"'),
+        '45: rows.1_cu118.pairings[1].torch: found "2.6.1", accepted each minor release of torch once, for a file binds '
+        'to that; pairings[0] is "2.6.0"',
+    ),
+    "same requirement twice": (
+        ("  - numpy==2.4.6", "  - numpy==2.4.6\n  - msgpack==1.2.4\n  - NumPy==2.4.5"),
+        "25: requirements[2]: found NumPy==2.4.5, accepted each package once; item 0 is numpy==2.4.6",
+    ),
+    "newer glibc": (
+        ('glibc: "2.28"', 'glibc: "2.31"'),
+        '8: compiler.glibc: found "2.31", accepted 2.28 or older: manylinux_2_28 allows nothing newer',
+    ),
+    "newer libstdc++": (
+        ('glibcxx: "3.4.24"', 'glibcxx: "3.4.28"'),
+        '9: compiler.glibcxx: found "3.4.28", accepted 3.4.24 or older: manylinux_2_28 allows nothing newer',
+    ),
+    "newer C++ ABI": (
+        ('cxxabi: "1.3.11"', 'cxxabi: "1.3.12"'),
+        '10: compiler.cxxabi: found "1.3.12", accepted 1.3.11 or older: manylinux_2_28 allows nothing newer',
+    ),
+    "no wheel of a python": (
+        (f'          "3.12": [{"ab" * 32}]\n', ""),
+        '49: rows.1_cu118.pairings[1].wheels["3.12"]: is missing: the sha256 of the torch wheel for it; `pip download '
+        "--no-deps --only-binary :all: --python-version 3.12 torch==2.7.1` fetches the wheel, `sha256sum torch-*.whl` "
+        "prints it",
+    ),
+    "no wheel in the list": (
+        (f'"3.12": [{"ab" * 32}]', '"3.12": []'),
+        '52: rows.1_cu118.pairings[1].wheels["3.12"]: is missing: the sha256 of the torch wheel for it; `pip download '
+        "--no-deps --only-binary :all: --python-version 3.12 torch==2.7.1` fetches the wheel, `sha256sum torch-*.whl` "
+        "prints it",
+    ),
+    "tilde for a text": (
+        ('toolkit: "11.8"', "toolkit: ~"),
+        "35: rows.1_cu118.toolkit: found nothing, accepted a text",
+    ),
+    "nothing for a key": (
+        ("tracer: []", "tracer: []\n~: []"),
+        "22: found nothing as a key, accepted a word",
+    ),
+    "number for a row": (
+        ("  1_cpu:", "  7:"),
+        '25: rows.7: found the key "7", accepted BUILD_LABEL, such as 1_cpu or 1_cu118',
+    ),
+    "hundreds of digits": (
+        ("schema_version: 1", f"schema_version: {'1' * 5000}"),
+        f"2: schema_version: found {'1' * 72}..., accepted 1",
     ),
     "wheels of a python that is not built": (
         ('          "3.11":', '          "3.13":'),
-        '48: rows.1_cu118.pairings[1].wheels["3.13"]: found the key "3.13", accepted 3.11, 3.12 of `pythons`, did you '
+        '50: rows.1_cu118.pairings[1].wheels["3.13"]: found the key "3.13", accepted 3.11, 3.12 of `pythons`, did you '
         'mean "3.12"?',
     ),
     "exclude of a torch that is not there": (
         ('      - torch: "2.6.0"\n        python', '      - torch: "2.5.0"\n        python'),
-        '51: rows.1_cu118.excludes[0].torch: found "2.5.0", accepted one that the row has: 2.6.0, 2.7.1, did you mean '
+        '54: rows.1_cu118.excludes[0].torch: found "2.5.0", accepted one that the row has: 2.6.0, 2.7.1, did you mean '
         '"2.6.0"?',
     ),
     "exclude of an op that is not there": (
         ("op: fused_adam", "op: fused_lamb"),
-        "53: rows.1_cu118.excludes[0].op: found fused_lamb, accepted one that the row has: cpu_adam, fused_adam, did "
+        "56: rows.1_cu118.excludes[0].op: found fused_lamb, accepted one that the row has: cpu_adam, fused_adam, did "
         'you mean "fused_adam"?',
     ),
     "exclude that matches nothing": (
         ('        python: "3.10"\n', '        python: "3.12"\n'),
-        "51: rows.1_cu118.excludes[0]: matches nothing: the row has no 2.6.0 with 3.12 with fused_adam",
+        "54: rows.1_cu118.excludes[0]: matches nothing: the row has no 2.6.0 with 3.12 with fused_adam",
     ),
     "no archs for a CUDA op": (
-        ('        archs: ["8.0", "9.0+PTX"]\n      - torch', "      - torch"),
-        '39: rows.1_cu118.pairings[0].archs: is missing; a row with a CUDA op needs it, such as ["8.0", "9.0+PTX"]',
+        ('        archs: ["8.0", "9.0+PTX"]\n        wheels: {', "        wheels: {"),
+        '40: rows.1_cu118.pairings[0].archs: is missing; a row with a CUDA op needs it, such as ["8.0", "9.0+PTX"]',
     ),
     "archs in a cpu row": (
         ('pythons: ["3.11"]', 'pythons: ["3.11"]\n        archs: ["8.0"]'),
@@ -310,21 +359,21 @@ ONE_FAULT = {
     ),
     "one capability twice": (
         ('archs: ["8.0", "9.0+PTX"]', 'archs: ["9.0", "9.0+PTX"]'),
-        '42: rows.1_cu118.pairings[0].archs[1]: found "9.0+PTX", accepted each compute capability once; item 0 is the '
+        '43: rows.1_cu118.pairings[0].archs[1]: found "9.0+PTX", accepted each compute capability once; item 0 is the '
         "same",
     ),
     "capability that no GPU has": (
         ('archs: ["8.0", "9.0+PTX"]', 'archs: ["8.1", "9.0+PTX"]'),
-        f'42: rows.1_cu118.pairings[0].archs[0]: found "8.1", accepted a capability that nvcc knows: '
+        f'43: rows.1_cu118.pairings[0].archs[0]: found "8.1", accepted a capability that nvcc knows: '
         f'{", ".join(capabilities())}, did you mean "8.9"?',
     ),
     "capability newer than the toolkit": (
         ('archs: ["8.0", "9.0+PTX"]', 'archs: ["8.0", "12.0+PTX"]'),
-        f'42: rows.1_cu118.pairings[0].archs[1]: found "12.0+PTX", accepted what nvcc 11.8 compiles: {NVCC_11_8}',
+        f'43: rows.1_cu118.pairings[0].archs[1]: found "12.0+PTX", accepted what nvcc 11.8 compiles: {NVCC_11_8}',
     ),
     "suffix newer than the toolkit": (
         ('archs: ["8.0", "9.0+PTX"]', 'archs: ["8.0", "9.0a"]'),
-        f'42: rows.1_cu118.pairings[0].archs[1]: found "9.0a", accepted what nvcc 11.8 compiles: {NVCC_11_8}, did you '
+        f'43: rows.1_cu118.pairings[0].archs[1]: found "9.0a", accepted what nvcc 11.8 compiles: {NVCC_11_8}, did you '
         'mean "9.0"?',
     ),
 }
@@ -350,12 +399,12 @@ def test_all_faults_come_at_once_in_the_order_of_their_lines(copy: Copy) -> None
     assert copy.faults() == [
         'build_matrix.yaml:16: toolkits["11.8"].release: 11.8 is a number; write it quoted, "11.8"',
         f'build_matrix.yaml:21: trace: found the unknown key "trace", accepted {TOP}, did you mean "tracer"?',
-        'build_matrix.yaml:35: rows.1_cu118.ops[0]: found cpu_adm, accepted cpu_adam, fused_adam, did you mean "cpu_adam"?',
-        'build_matrix.yaml:42: rows.1_cu118.pairings[0].archs[0]: 8.0 is a number; write it quoted, "8.0"',
-        "build_matrix.yaml:42: rows.1_cu118.pairings[0].archs[2]: found 9.0x, accepted a compute capability such as "
+        'build_matrix.yaml:36: rows.1_cu118.ops[0]: found cpu_adm, accepted cpu_adam, fused_adam, did you mean "cpu_adam"?',
+        'build_matrix.yaml:43: rows.1_cu118.pairings[0].archs[0]: 8.0 is a number; write it quoted, "8.0"',
+        "build_matrix.yaml:43: rows.1_cu118.pairings[0].archs[2]: found 9.0x, accepted a compute capability such as "
         '"8.0", "9.0a", "10.0f" or "12.0+PTX"',
-        'build_matrix.yaml:43: rows.1_cu118.pairings[1].torch: 2.7 is a number; write it quoted, "2.7"',
-        "build_matrix.yaml:53: rows.1_cu118.excludes[0].op: found fused_lamb, accepted one that the row has: cpu_adm, "
+        'build_matrix.yaml:45: rows.1_cu118.pairings[1].torch: 2.7 is a number; write it quoted, "2.7"',
+        "build_matrix.yaml:56: rows.1_cu118.excludes[0].op: found fused_lamb, accepted one that the row has: cpu_adm, "
         'fused_adam, did you mean "fused_adam"?',
     ]
 
@@ -388,6 +437,11 @@ WHOLE_FILE = {
         b"rows: 1\n---\nrows: 2\n",
         "build_matrix.yaml:2: not YAML: expected a single document in the stream, but found another document",
     ),
+    "nested": (b"rows: " + b"[" * 3000, "build_matrix.yaml: is nested too deeply to be read"),
+    "escape of no character": (
+        b'rows: "\\U00110000"\n',
+        "build_matrix.yaml: not YAML: chr() arg not in range(0x110000)",
+    ),
     "not UTF-8": (b"rows: \xff\n", "build_matrix.yaml: is not UTF-8 text: invalid start byte"),
     "control character": (
         b"rows: \x00\n",
@@ -403,12 +457,18 @@ def test_file_that_is_no_matrix(copy: Copy, content: bytes, line: str) -> None:
     assert copy.faults() == [line]
 
 
+def test_a_python_that_is_excluded_needs_no_wheel(copy: Copy) -> None:
+    copy.change((f'"3.10": [{"e" * 64}], ', ""), ("        op: fused_adam\n", ""))
+
+    load_matrix(copy.file)
+
+
 def test_archs_in_a_row_without_a_cuda_op(copy: Copy) -> None:
     copy.change(("ops: [cpu_adam, fused_adam]", "ops: [cpu_adam]"), ("op: fused_adam", "op: cpu_adam"))
 
     assert copy.faults() == [
-        "build_matrix.yaml:42: rows.1_cu118.pairings[0].archs: found GPU architectures, accepted none in a row without a CUDA op",
-        "build_matrix.yaml:46: rows.1_cu118.pairings[1].archs: found GPU architectures, accepted none in a row without a CUDA op",
+        "build_matrix.yaml:43: rows.1_cu118.pairings[0].archs: found GPU architectures, accepted none in a row without a CUDA op",
+        "build_matrix.yaml:48: rows.1_cu118.pairings[1].archs: found GPU architectures, accepted none in a row without a CUDA op",
     ]
 
 
@@ -417,7 +477,7 @@ def test_toolkit_whose_key_is_no_release_is_told_once_and_archs_are_left_alone(c
 
     assert copy.faults() == [
         'build_matrix.yaml:14: toolkits.eleven: found the key "eleven", accepted two numbers, such as "11.8"',
-        'build_matrix.yaml:34: rows.1_cu118.toolkit: found eleven, accepted "11.8", the CUDA release of the label cu118',
+        'build_matrix.yaml:35: rows.1_cu118.toolkit: found eleven, accepted "11.8", the CUDA release of the label cu118',
     ]
 
 
@@ -521,7 +581,7 @@ def test_arch_tokens_that_are_nonsense(copy: Copy, text: str) -> None:
     copy.change(('archs: ["8.0", "9.0+PTX"]', f'archs: ["{text}"]'))
 
     assert copy.faults() == [
-        f'build_matrix.yaml:42: rows.1_cu118.pairings[0].archs[0]: found "{text}", accepted a compute capability such as '
+        f'build_matrix.yaml:43: rows.1_cu118.pairings[0].archs[0]: found "{text}", accepted a compute capability such as '
         '"8.0", "9.0a", "10.0f" or "12.0+PTX"'
     ]
 

@@ -12,7 +12,9 @@ from dsops_builder.core import check_core
 from dsops_builder.errors import GateError
 from dsops_builder.matrix import load_matrix
 from dsops_builder.model import split_row_id
+from dsops_builder.ops import load_ops
 from dsops_prebuilt import __version__
+from dsops_prebuilt._catalogue import PAYLOADS, Payload
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -83,3 +85,18 @@ def test_a_loader_with_the_builder_in_it_is_refused(tmp_path: Path, loader: set[
     wheel = write(tmp_path / "a.whl", loader | {"dsops_builder/cli.py"})
     with pytest.raises(GateError, match=r"lacks nothing, and holds \['dsops_builder/cli.py'\] beside the loader"):
         check_core(wheel, ROOT / "src")
+
+
+def test_the_loaders_catalogue_is_the_matrix() -> None:
+    ops = {op.name: op.accelerators for op in load_ops(ROOT / "ops")}
+    assert {payload.label: payload for payload in PAYLOADS} == {
+        split_row_id(row_id)[1]: Payload(
+            label=split_row_id(row_id)[1],
+            torch=tuple(pairing.torch.rpartition(".")[0] for pairing in row.pairings),
+            python=tuple(
+                dict.fromkeys("cp" + each.replace(".", "") for pairing in row.pairings for each in pairing.pythons)
+            ),
+            ops={op: ops[op] for op in row.ops},
+        )
+        for row_id, row in MATRIX.rows.items()
+    }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_STORED, ZipFile
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import pytest
 
@@ -72,7 +72,7 @@ def sealed(compiled_sample: CompiledSample, tmp_path: Path) -> Path:
 def test_what_was_checked(sealed: Path, context: Context) -> None:
     size = sealed.stat().st_size
     assert verify_wheel(sealed, context) == (
-        f"{_NAME}: archive, RECORD, metadata, manifest, tag, size {size}, build paths",
+        f"{_NAME}: archive, RECORD, contents, metadata, manifest, tag, size {size}, build paths",
         f"{_FILE}: x86_64, instructions up to x86_64, DT_NEEDED, search paths, symbols against torch 2.7",
     )
 
@@ -180,7 +180,7 @@ def test_archive_out_of_order(sealed: Path, context: Context) -> None:
         pytest.param({_SO: b"\x7fELF"}, f"{_SO}: RECORD: found sha256=", id="changed file"),
         pytest.param({"more.txt": b"more"}, "more.txt: RECORD: found sha256=", id="file that is not listed"),
         pytest.param({_SO: None}, f"{_SO}: RECORD: found no such file; wanted sha256=", id="listed file not there"),
-        pytest.param({f"{_INFO}/RECORD": None}, f"{_NAME}: RECORD: found none; wanted {_INFO}/RECORD", id="no RECORD"),
+        pytest.param({f"{_INFO}/RECORD": None}, f"{_INFO}/RECORD: RECORD: found none; wanted one", id="no RECORD"),
     ],
 )
 def test_record(sealed: Path, context: Context, changes: dict[str, bytes | None], message: str) -> None:
@@ -278,10 +278,18 @@ def _manifest(sealed: Path, **changes: Any) -> bytes:
             [
                 f"{_SO}: manifest: found a shared object that is not listed; wanted every one listed",
                 f"{_ROOT}/gone.so: manifest: found listed, and not in the wheel; wanted every one there",
+                f"{_ROOT}/gone.so: manifest: found folder none; wanted torch2.7/sample/ds0.19.8/x86_64",
             ],
             id="file",
         ),
-        pytest.param({"label": "cu126"}, [f"{_ROOT}/manifest.json: manifest: found {_ROOT}; wanted "], id="label"),
+        pytest.param(
+            {"label": "cu126"},
+            [
+                f"{_ROOT}/manifest.json: manifest: found {_ROOT}; wanted dsops_prebuilt_payloads/cu126",
+                f"{_ROOT}/manifest.json: manifest: found distribution dsops-prebuilt-cu118; wanted dsops-prebuilt-cu126, ",
+            ],
+            id="label",
+        ),
         pytest.param({"build": 3}, [f"{_NAME}: metadata: found manifest build 3; wanted 1"], id="build"),
         pytest.param({"schema": 99}, [f"{_NAME}: manifest: found {_ROOT}/manifest.json: schema 99 is not 1"], id="schema"),
     ],
@@ -298,6 +306,7 @@ def test_manifest(sealed: Path, context: Context, changes: dict[str, Any], messa
         pytest.param({f"{_ROOT}/manifest.json": None}, "no manifest.json", id="none"),
         pytest.param({f"{_ROOT}/a/manifest.json": b"{}"}, f"{_ROOT}/a/manifest.json, {_ROOT}/manifest.json", id="two"),
         pytest.param({f"{_ROOT}/manifest.json": b"\xff"}, f"{_ROOT}/manifest.json: 'utf-8' codec", id="no text"),
+        pytest.param({f"{_ROOT}/manifest.json": b"[" * 100_000}, f"{_ROOT}/manifest.json: ", id="deep"),
     ],
 )
 def test_no_readable_manifest(sealed: Path, context: Context, changes: dict[str, bytes | None], message: str) -> None:
@@ -324,3 +333,232 @@ def test_a_file_that_cannot_be_read(sealed: Path, context: Context) -> None:
     found = _failures(_edit(sealed, {_SO: b"\x7fELF"}), context)
     assert any(failure.startswith(f"{_SO}: ELF: found ") for failure in found)
     assert any(failure.startswith(f"{_NAME}: tag: found ") for failure in found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aaa_evil.pth",
+        "torch/evil.py",
+        "dsops_prebuilt/_load.py",
+        f"{_INFO}/entry_points.txt",
+        "dsops_prebuilt_cu118-0.1.0.data/scripts/pip",
+        f"{_ROOT}/__init__.py",
+    ],
+)
+def test_a_payload_has_nothing_that_could_run(sealed: Path, context: Context, name: str) -> None:
+    assert _failures(_edit(sealed, {name: b"import os\n", f"{_INFO}/licenses/LICENSE": b"text"}), context) == [
+        f"{name}: contents: found a file that no payload has; "
+        "wanted only manifest.json, what it lists, METADATA, WHEEL, RECORD and licenses/"
+    ]
+
+
+_TORCH = {"minor": "2.7", "exact": None, "cxx11_abi": True, "built_with": "2.7.1+cu126"}
+_SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["0.19.8"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        pytest.param(
+            {"torch": {**_TORCH, "minor": "2.6"}},
+            [
+                "torch.minor 2.6; wanted 2.7, of torch 2.7.1+cu126",
+                "folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.6/sample/ds0.19.8/x86_64",
+            ],
+            id="torch's minor",
+        ),
+        pytest.param(
+            {"torch": {**_TORCH, "exact": "2.7.1"}},
+            ["torch.exact 2.7.1; wanted None, for torch 2.7.1+cu126"],
+            id="exact of a release",
+        ),
+        pytest.param(
+            {"torch": {**_TORCH, "built_with": "2.7.1+git1234"}},
+            ["torch.exact None; wanted 2.7.1+git1234, for torch 2.7.1+git1234"],
+            id="no exact for another build",
+        ),
+        pytest.param(
+            {"sources": []},
+            [
+                "no sources; wanted at least one digest of sources",
+                "folder torch2.7/sample/ds0.19.8/x86_64; wanted that of a DeepSpeed release",
+            ],
+            id="no sources",
+        ),
+        pytest.param(
+            {"sources": [{**_SOURCE, "closure": []}]},
+            [f"sources {'0' * 64} of 0 files; wanted a sha256, the files that it is of, and the DeepSpeed releases"],
+            id="no closure",
+        ),
+        pytest.param(
+            {"sources": [{**_SOURCE, "sha256": ""}]},
+            [
+                "sources without a digest of 1 files; wanted a sha256, the files that it is of, and the DeepSpeed releases"
+            ],
+            id="no digest",
+        ),
+        pytest.param(
+            {"sources": [{**_SOURCE, "deepspeed": ["0.19.7"]}]},
+            ["folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/sample/ds0.19.7/x86_64"],
+            id="another release",
+        ),
+        pytest.param(
+            {"op": "other"},
+            [
+                "module deepspeed.ops.sample.sample_op; wanted one that ends in .other_op, for the op other",
+                "folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/other/ds0.19.8/x86_64",
+            ],
+            id="op",
+        ),
+        pytest.param({"accelerators": []}, ["accelerators none; wanted each once, of cpu, cuda"], id="no accelerator"),
+        pytest.param(
+            {"accelerators": ["cuda", "npu"]}, ["accelerators cuda, npu; wanted each once, of cpu, cuda"], id="npu"
+        ),
+        pytest.param(
+            {"simd": "x86_64_v3"},
+            ["folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/sample/ds0.19.8/x86_64_v3"],
+            id="SIMD level",
+        ),
+        pytest.param({"torch": None}, ["a stock artifact without a torch or a Python; wanted both"], id="no torch"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(
+    sealed: Path, context: Context, changes: dict[str, Any], messages: list[str]
+) -> None:
+    manifest = _manifest(sealed, **{f"artifact_{key}": value for key, value in changes.items()})
+    found = _failures(_edit(sealed, {f"{_ROOT}/manifest.json": manifest}), replace(context, torch_libs=None))
+    assert [line for line in found if ": manifest: " in line] == [f"{_SO}: manifest: found {text}" for text in messages]
+
+
+def test_no_python_for_a_file_that_is_named_for_one(sealed: Path, context: Context) -> None:
+    manifest = _manifest(sealed, artifact_python=None, artifact_tier="portable")
+    found = _failures(_edit(sealed, {f"{_ROOT}/manifest.json": manifest}), context)
+    assert f"{_SO}: manifest: found no Python, and a file name for one; wanted the Python of the file name" in found
+
+
+def test_a_toolkit_of_another_label(compiled_sample: CompiledSample, context: Context, tmp_path: Path) -> None:
+    path = _seal(tmp_path, compiled_sample("gpu.so", kernel="cuda", toolkit="11.7"))
+    assert _failures(path, replace(context, archs=None)) == [
+        f"{_SO}: manifest: found toolkit 11.7 in the payload cu118; wanted the toolkit of the label"
+    ]
+
+
+_CORE = "dsops_prebuilt-0.1.0-py3-none-any.whl"
+_CORE_INFO = "dsops_prebuilt-0.1.0.dist-info"
+_LOADER = {
+    "dsops_prebuilt_activate.pth": b"import dsops_prebuilt_activate\n",
+    "dsops_prebuilt_activate.py": b"",
+    "dsops_prebuilt_activate.start": b"",
+    "dsops_prebuilt/__init__.py": b"",
+    "dsops_prebuilt/py.typed": b"",
+    f"{_CORE_INFO}/METADATA": b"Metadata-Version: 2.4\nName: dsops-prebuilt\nVersion: 0.1.0\n",
+    f"{_CORE_INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    f"{_CORE_INFO}/entry_points.txt": b"[torch.backends]\ndsops_prebuilt = dsops_prebuilt_activate:install\n",
+    f"{_CORE_INFO}/top_level.txt": b"dsops_prebuilt\n",
+    f"{_CORE_INFO}/licenses/LICENSE": b"text",
+}
+
+
+def _core(folder: Path, changes: Mapping[str, bytes | None], name: str = _CORE) -> Path:
+    """The loader's wheel as another writer would leave it: other order, dates and modes."""
+    contents = {file: text for file, text in {**_LOADER, **changes}.items() if text is not None}
+    path = write_wheel(folder / "core" / name, contents)
+    with ZipFile(path) as archive:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    with ZipFile(path, "w") as archive:
+        for file in reversed(members):
+            archive.writestr(ZipInfo(file, date_time=(2026, 1, 1, 0, 0, 0)), members[file])
+    return path
+
+
+def test_the_loader_has_gates_of_its_own(context: Context, tmp_path: Path) -> None:
+    path = _core(tmp_path, {})
+    size = path.stat().st_size
+    assert verify_wheel(path, context) == (
+        f"{_CORE}: RECORD, metadata, tag, contents, entry point, size {size}, build paths",
+    )
+
+
+_FOREIGN = "contents: found a file that the loader does not have; wanted only dsops_prebuilt/, "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"dsops_builder/cli.py": b""}, f"dsops_builder/cli.py: {_FOREIGN}", id="builder"),
+        pytest.param({"aaa_evil.pth": b""}, f"aaa_evil.pth: {_FOREIGN}", id="another hook"),
+        pytest.param({"dsops_prebuilt/x.so": b""}, f"dsops_prebuilt/x.so: {_FOREIGN}", id="shared object"),
+        pytest.param({"dsops_prebuilt/x.py": b"\x7fELF"}, f"dsops_prebuilt/x.py: {_FOREIGN}", id="ELF"),
+        pytest.param({"dsops_prebuilt_activate.pth": None}, f"{_CORE}: contents: found no dsops_prebuilt_activate.pth", id="pth"),
+        pytest.param({"dsops_prebuilt_activate.start": None}, f"{_CORE}: contents: found no dsops_prebuilt_activate.start", id="start"),
+        pytest.param({"dsops_prebuilt/__init__.py": None}, f"{_CORE}: contents: found no dsops_prebuilt/__init__.py", id="package"),
+        pytest.param({f"{_CORE_INFO}/entry_points.txt": None}, f"{_CORE}: entry point: found ", id="no entry points"),
+        pytest.param({f"{_CORE_INFO}/entry_points.txt": b"\xff"}, f"{_CORE}: entry point: found 'utf-8' codec", id="no text"),
+        pytest.param({f"{_CORE_INFO}/entry_points.txt": b"[console_scripts]\na = b:c\n"}, f"{_CORE}: entry point: found No section: 'torch.backends'; wanted ", id="no entry point"),
+        pytest.param({f"{_CORE_INFO}/METADATA": b"Metadata-Version: 2.4\nName: dsops-prebuilt\nVersion: 0.2.0\n"}, f"{_CORE}: metadata: found METADATA Version 0.2.0; wanted 0.1.0", id="version"),
+        pytest.param({f"{_CORE_INFO}/WHEEL": b"Root-Is-Purelib: false\nTag: py3-none-any\n"}, f"{_CORE}: metadata: found WHEEL Root-Is-Purelib false; wanted true", id="purelib"),
+    ],
+)  # fmt: skip
+def test_faults_of_the_loader(context: Context, tmp_path: Path, changes: dict[str, bytes | None], message: str) -> None:
+    (failure,) = _failures(_core(tmp_path, changes), context)
+    assert failure.startswith(message)
+
+
+def test_a_loader_for_one_python(context: Context, tmp_path: Path) -> None:
+    wheel = b"Root-Is-Purelib: true\nTag: cp311-none-any\n"
+    name = _CORE.replace("py3", "cp311")
+    assert _failures(_core(tmp_path, {f"{_CORE_INFO}/WHEEL": wheel}, name), context) == [
+        f"{name}: tag: found cp311-none-any; wanted py3-none-any"
+    ]
+
+
+def _rewrite(sealed: Path, changes: Mapping[str, bytes]) -> Path:
+    """The wheel with members changed, and RECORD as ``changes`` has it."""
+    with ZipFile(sealed) as archive:
+        contents = {**{name: archive.read(name) for name in archive.namelist()}, **changes}
+    with ZipFile(sealed, "w") as archive:
+        for name in archive_order(contents):
+            archive.writestr(member(name), contents[name])
+    return sealed
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        pytest.param(b"\xff\xfe", "'utf-8' codec can't decode", id="no text"),
+        pytest.param(b"a" * 200_000, "field larger than field limit", id="long field"),
+    ],
+)
+def test_a_record_that_cannot_be_read(sealed: Path, context: Context, record: bytes, message: str) -> None:
+    found = _failures(_rewrite(sealed, {f"{_INFO}/RECORD": record}), context)
+    assert found[0].startswith(f"{_INFO}/RECORD: RECORD: found what cannot be read: {message}")
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "a/../../evil.py", "a//b", "./a", "..\\evil.py"])
+def test_a_member_that_would_lie_elsewhere(sealed: Path, context: Context, name: str) -> None:
+    with pytest.raises(GateError, match=r": not a readable wheel: the member '.+' is not below the wheel's folder"):
+        verify_wheel(_rewrite(sealed, {name: b""}), context)
+
+
+@pytest.mark.parametrize(
+    ("local", "central", "value"),
+    [pytest.param(6, 8, 1, id="encrypted"), pytest.param(8, 10, 99, id="unknown compression")],
+)
+def test_an_archive_that_zipfile_does_not_unpack(
+    sealed: Path, context: Context, local: int, central: int, value: int
+) -> None:
+    content = bytearray(sealed.read_bytes())
+    for start, place in ((content.index(b"PK\3\4"), local), (content.index(b"PK\1\2"), central)):
+        content[start + place] = value  # APPNOTE 4.3.7 and 4.3.12: general purpose flags, compression method
+    sealed.write_bytes(content)
+    with pytest.raises(GateError, match=r": not a readable wheel: "):
+        verify_wheel(sealed, context)
+
+
+def test_a_damaged_shared_object_is_a_gate_error(sealed: Path, elf_samples: Path, context: Context) -> None:
+    content = (elf_samples / "host.so").read_bytes()
+    for place in range(4, len(content), 1201):
+        for damaged in (content[:place], content[:place] + b"\xff\xff\xff" + content[place + 3 :]):
+            with pytest.raises(GateError):
+                verify_wheel(_edit(sealed, {_SO: damaged}), context)
