@@ -23,9 +23,10 @@ def install() -> None:
     Never raises. ``DSOPS_DISABLE=1`` in the environment makes it do nothing.
     """
     try:
-        if _disabled() or any(getattr(finder, "dsops_prebuilt", False) for finder in sys.meta_path):
+        if _disabled() or _in_setup_script():
             return
-        sys.meta_path.insert(0, _Finder())
+        if not any(getattr(finder, "dsops_prebuilt", False) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder())
         for name in WATCHED:
             module = sys.modules.get(name)
             # A module that is still running has not yet made the class that is wrapped.
@@ -43,10 +44,8 @@ class _Finder:
     def find_spec(
         self, name: str, path: "Optional[Sequence[str]]" = None, target: "Optional[ModuleType]" = None
     ) -> "Optional[ModuleSpec]":
-        if name not in WATCHED:
-            return None
         try:
-            if _disabled() or _in_setup_script():
+            if name not in WATCHED or _disabled() or _in_setup_script():
                 return None
             for finder in list(sys.meta_path):
                 if finder is self or not hasattr(finder, "find_spec"):
@@ -98,13 +97,14 @@ def _disabled() -> bool:
 
 
 def _in_setup_script() -> bool:
-    """Whether a ``setup.py`` is on the stack: DeepSpeed's own asks its builders what this machine can compile.
+    """Whether a ``setup.py`` is being run: DeepSpeed's own asks its builders what this machine can compile.
 
-    setuptools executes the script's text under its file's name (setuptools/build_meta.py, ``run_setup``).
+    setuptools executes the script's text as ``__main__`` under its file's name (setuptools/build_meta.py,
+    ``run_setup``); a module of somebody's that is called ``setup`` is imported, and no such run.
     """
     frame: Any = sys._getframe()  # noqa: SLF001
     while frame is not None:
-        if frame.f_code.co_name == "<module>":
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
             if file.replace("\\", "/").rsplit("/", 1)[-1] == "setup.py":
                 return True
@@ -113,8 +113,10 @@ def _in_setup_script() -> bool:
 
 
 def _tell(error: Exception) -> None:
-    if sys.stderr is not None:
+    try:  # noqa: SIM105 - contextlib would be one more import at every start
         sys.stderr.write(
             f"dsops-prebuilt: not attached to DeepSpeed ({type(error).__name__}: {error}); DeepSpeed goes on without "
             "prebuilt ops. Run `dsops list`, reinstall dsops-prebuilt, or set DSOPS_DISABLE=1.\n"
         )
+    except (AttributeError, OSError, ValueError):
+        pass  # no stream, a full device or a closed one: there is nobody to tell

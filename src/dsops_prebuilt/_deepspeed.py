@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType, ModuleType
 from typing import Any, Callable, Optional, Set, Tuple
@@ -17,7 +18,7 @@ from dsops_prebuilt._host import Host, detect
 from dsops_prebuilt._load import installed, open_offer, refuse_damaged
 from dsops_prebuilt._select import Request, may_serve, select
 
-ON_MISS = ("auto", "jit", "error", "reference")
+ON_MISS = ("auto", "jit", "error")
 """The words of ``DSOPS_ON_MISS``, the default first."""
 
 _MARK = "_dsops_prebuilt"
@@ -28,7 +29,10 @@ _told: Set[str] = set()
 def attach(name: str, module: Any) -> None:
     """Change one of the modules that ``dsops_prebuilt_activate`` watches, after it has run; twice is harmless."""
     if name == "deepspeed.env_report":
-        _show_in_report(module)
+        try:
+            _show_in_report(module)
+        except UsageError as error:  # the report is shown all the same
+            _tell_once(str(error))
         return
     base = vars(module)["OpBuilder"]
     if _MARK in vars(base):
@@ -109,9 +113,8 @@ def _accelerator() -> str:
 def _precompiled(builder: Any) -> bool:
     """Whether DeepSpeed was installed with this op and would load it here (``OpBuilder.load``, 0.19.8)."""
     info: Any = sys.modules.get("deepspeed.git_version_info")
-    if not getattr(info, "installed_ops", {}).get(builder.name, False):
-        return False
-    if getattr(info, "accelerator_name", _accelerator()) != _accelerator():
+    there = getattr(info, "installed_ops", {}).get(builder.name, False)
+    if not there or getattr(info, "accelerator_name", _accelerator()) != _accelerator():
         return False
     try:
         builder.validate_torch_version(info.torch_info)
@@ -132,12 +135,12 @@ def _compatible(builder: Any) -> Optional[bool]:
     if request is None or _precompiled(builder):
         return None
     host = detect()
-    policy = _policy(host)
+    word = policy(host)
     if request not in _missed and may_serve(installed().offers, request, host):
         return True
-    if policy == "jit":
+    if word == "jit":
         return None
-    return False if policy == "error" or _obstacles(builder, host) else None
+    return False if word == "error" or _obstacles(builder, host) else None
 
 
 def _obstacles(builder: Any, host: Host) -> Tuple[str, ...]:
@@ -153,29 +156,26 @@ def _prebuilt(builder: Any) -> Optional[ModuleType]:
     if _precompiled(builder):
         return None
     host, found = detect(), installed()
-    policy = _policy(host)
+    word = policy(host)
     selection = select(found.offers, request, host)
     if selection.chosen is not None:
         if host.setting("DSOPS_SIMD"):
             _tell_once(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
         return open_offer(selection.chosen, found)
-    refuse_damaged(found)
+    if word != "jit":
+        refuse_damaged(found)
     _missed.add(request)
     from dsops_prebuilt import _explain
 
     obstacles = _obstacles(builder, host)
-    if policy == "error" or (policy == "auto" and obstacles):
+    if word == "error" or (word == "auto" and obstacles):
         raise _explain.miss(selection, host, found, obstacles)
-    if policy == "reference":
-        raise UsageError(
-            f"DSOPS_ON_MISS=reference: no prebuilt {request} fits, and this release has no reference tier to fall back "
-            "on; use auto, jit or error"
-        )
     _tell_once(_explain.headline(selection, host, found) + "; DeepSpeed compiles it now")
     return None
 
 
-def _policy(host: Host) -> str:
+def policy(host: Host) -> str:
+    """The word of ``DSOPS_ON_MISS``. Raises :class:`UsageError` for one that is none of :data:`ON_MISS`."""
     word = host.setting("DSOPS_ON_MISS") or ON_MISS[0]
     if word not in ON_MISS:
         raise UsageError(f"DSOPS_ON_MISS={word}: {one_of(word, ON_MISS)}")
@@ -183,9 +183,11 @@ def _policy(host: Host) -> str:
 
 
 def _tell_once(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
-        print(f"dsops-prebuilt: {line}", file=sys.stderr)  # no logger is sure to show it
+    if line in _told or sys.stderr is None:
+        return
+    _told.add(line)
+    with suppress(OSError, ValueError):  # a full device or a closed stream must not end a training run
+        sys.stderr.write(f"dsops-prebuilt: {line}\n")  # no logger is sure to show it
 
 
 def _spare_unfinished(frame: Optional[FrameType]) -> None:

@@ -8,32 +8,21 @@ import platform
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Optional, Protocol, Tuple
 
-from dsops_prebuilt._errors import UsageError
+from dsops_prebuilt._errors import UsageError, one_of
 from dsops_prebuilt._manifest import closure_sha256
-from dsops_prebuilt._variant import CudaRelease, Gpu, Simd, TorchBuild
-
-
-@dataclass(frozen=True)
-class Libc:
-    """The C library: ``kind`` is ``glibc`` or ``musl``; ``version`` is None where it cannot be asked."""
-
-    kind: str
-    version: Optional[Tuple[int, int]] = None
-
-    def __str__(self) -> str:
-        return self.kind if self.version is None else f"{self.kind} {self.version[0]}.{self.version[1]}"
+from dsops_prebuilt._variant import CudaRelease, Gpu, Libc, Simd, TorchBuild, simd_of
 
 
 class Host(Protocol):
     """What may be known of the running interpreter and machine. None is "unknown", and unknown never fits.
 
     ``python`` is a wheel's Python tag (``cp311``, ``cp313t``); ``system`` and ``machine`` are :mod:`platform`'s words;
+    ``processor`` is the highest SIMD level of the processor, ``simd`` the one that this process may use;
     ``torch`` is None when torch is not installed; ``deepspeed`` is the installed release, ``csrc`` the folder of its
     C++ sources; ``driver`` is the newest CUDA release that the NVIDIA driver serves; ``tegra`` means a Jetson.
     """
@@ -46,6 +35,8 @@ class Host(Protocol):
     def machine(self) -> Optional[str]: ...
     @property
     def libc(self) -> Optional[Libc]: ...
+    @property
+    def processor(self) -> Optional[Simd]: ...
     @property
     def simd(self) -> Optional[Simd]: ...
     @property
@@ -70,25 +61,6 @@ class Host(Protocol):
 
     def setting(self, name: str) -> Optional[str]:
         """An environment variable; None when it is unset or empty."""
-
-
-_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
-_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
-
-
-def simd_of(cpuinfo: str, machine: str) -> Optional[Simd]:
-    """The highest level whose features every processor in the text of ``/proc/cpuinfo`` has; None where it has none.
-
-    The kernel leaves out what it does not save for a process, so CPUID and XGETBV need not be asked
-    (Documentation/arch/x86/cpuinfo.rst). Features: x86-64 psABI, table 3.1; the kernel calls LZCNT ``abm``.
-    """
-    if machine == "aarch64":
-        return Simd.AARCH64
-    lines = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")]
-    if machine != "x86_64" or not lines:
-        return None
-    common = frozenset(lines[0]).intersection(*lines[1:])
-    return Simd.X86_64_V4 if common >= _V4 else Simd.X86_64_V3 if common >= _V3 else Simd.X86_64
 
 
 class MachineHost:
@@ -132,18 +104,28 @@ class MachineHost:
             return None
 
     @cached_property
-    def simd(self) -> Optional[Simd]:
-        """The processor's level, or the lower one of ``DSOPS_SIMD``. Raises :class:`UsageError` for a higher one."""
+    def processor(self) -> Optional[Simd]:
         try:
             text = (self._proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
-        found, wanted = simd_of(text, self.machine or ""), self.setting("DSOPS_SIMD")
-        level = found if wanted is None else Simd.parse(wanted)
-        if level is not None and (found is None or not level.runs_on(found)):
+        return simd_of(text, self.machine or "")
+
+    @property
+    def simd(self) -> Optional[Simd]:
+        """The processor's level, or the lower one that ``DSOPS_SIMD`` names now, so that setting it late counts too.
+
+        Raises :class:`UsageError` for a word that is no level, and for a level that the processor has not.
+        """
+        found, wanted = self.processor, self.setting("DSOPS_SIMD")
+        if wanted is None:
+            return found
+        if wanted not in map(str, Simd):
+            raise UsageError(f"DSOPS_SIMD={wanted}: {one_of(wanted, map(str, Simd))}")
+        if found is None or not Simd(wanted).runs_on(found):
             has = f"this processor has {found}" if found else "this processor's level is unknown"
             raise UsageError(f"DSOPS_SIMD={wanted}: {has}; unset DSOPS_SIMD or name a level that it has")
-        return level
+        return Simd(wanted)
 
     @cached_property
     def torch(self) -> Optional[TorchBuild]:

@@ -15,7 +15,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Dict, List, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 import dsops_prebuilt
 from dsops_prebuilt._errors import IntegrityError, LoadError, ManifestError
@@ -84,7 +84,8 @@ class StockTier:
 
 def installed() -> Installed:
     """The payloads on ``sys.path``, by a plain directory listing that is made once for each state of ``sys.path``."""
-    return find_payloads(tuple(sys.path))
+    entries: List[Any] = sys.path  # one that is no string is ignored by the import system too
+    return find_payloads(tuple(entry for entry in entries if isinstance(entry, str)))
 
 
 @cache
@@ -105,21 +106,21 @@ def find_payloads(entries: Tuple[str, ...]) -> Installed:
 def _read(path: Path) -> Manifest:
     """The manifest at ``path``. Nothing in it is believed before RECORD has its sha256.
 
-    Raises :class:`IntegrityError` with both hashes, :class:`ManifestError` for another version of the loader, and
-    :class:`OSError` for a file that cannot be read.
+    Raises :class:`IntegrityError`, with both hashes where there are two, :class:`ManifestError` for another version of
+    the loader, and :class:`OSError` for a manifest that cannot be read.
     """
     content = path.read_bytes()
     entry, label, version = path.parents[2], path.parent.name, dsops_prebuilt.__version__
     distribution = f"dsops-prebuilt-{label}"
     record = entry / f"{distribution.replace('-', '_')}-{version}.dist-info" / "RECORD"
+    again = _reinstall(distribution, version)
     if record.exists():
-        rows = {row[0]: row[1] for row in csv.reader(record.read_text("utf-8").splitlines()) if row[1:]}
-        algorithm, _, digest = rows.get(path.relative_to(entry).as_posix(), "").partition("=")
-        # RECORD has urlsafe base64 without its padding (Binary distribution format, "Signed wheel files").
-        recorded = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
         found = hashlib.sha256(content).hexdigest()
-        if algorithm != "sha256" or recorded != found:
-            again = _reinstall(distribution, version)
+        try:
+            recorded = _recorded(record, path.relative_to(entry).as_posix())
+        except (OSError, ValueError, csv.Error) as error:
+            raise IntegrityError(f"{record}: {error}, so {path} (sha256 {found}) is not verified; {again}") from None
+        if recorded != found:
             raise IntegrityError(f"{path}: its sha256 is {found}, and {record} has {recorded or 'none'}; {again}")
     manifest = Manifest.from_json(content, str(path))
     if manifest.version != version:
@@ -128,8 +129,20 @@ def _read(path: Path) -> Manifest:
             f"run: pip install --upgrade {manifest.distribution}=={version}"
         )
     if not record.exists():
-        raise IntegrityError(f"{record}: not there, so {path} is not verified; {_reinstall(distribution, version)}")
+        raise IntegrityError(f"{record}: not there, so {path} is not verified; {again}")
     return manifest
+
+
+def _recorded(record: Path, name: str) -> str:
+    """The hexadecimal sha256 that RECORD has for a file; a digest that is no base64 as it stands; "" for none."""
+    rows = {row[0]: row[1] for row in csv.reader(record.read_text("utf-8").splitlines()) if row[1:]}
+    algorithm, _, digest = rows.get(name, "").partition("=")
+    try:
+        # RECORD has urlsafe base64 without its padding (Binary distribution format, "Signed wheel files").
+        decoded = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+    except ValueError:
+        return digest
+    return decoded if algorithm == "sha256" else ""
 
 
 def refuse_damaged(found: Installed) -> None:
@@ -161,6 +174,9 @@ def verify(offer: Offer, found: Installed) -> Path:
 
 _LOCK = threading.RLock()
 _OPENED: Dict[Tuple[str, str], ModuleType] = {}
+if hasattr(os, "register_at_fork"):
+    # A child that was forked while another thread held the lock has no such thread, and would wait for ever.
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
 
 
 def open_offer(offer: Offer, found: Installed) -> ModuleType:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Tuple, Union
 
-from dsops_prebuilt._errors import ManifestError, UsageError
+from dsops_prebuilt._errors import IntegrityError, ManifestError, UsageError
 from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
 
 SCHEMA = 1
@@ -17,6 +17,10 @@ FOLDER = "dsops_prebuilt_payloads"
 """Folder on a ``sys.path`` entry whose subfolders, one a label, each hold one payload."""
 TIERS = ("stock", "portable", "reference")
 """How a binary is bound, best first; at one SIMD level the first two give the same bits."""
+
+
+class NoJsonError(IntegrityError, ManifestError):
+    """A manifest that is no JSON: no release wrote it so, which makes it a damaged file whatever RECORD says."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,16 @@ class Manifest:
     def from_json(cls, text: Union[str, bytes], origin: str) -> Manifest:
         """Parse the file's text. ``origin`` is the path that errors name.
 
-        Raises :class:`ManifestError` for text that is no JSON, another schema version, or a missing, unknown or
-        mistyped key, with the key's path in the file.
+        Raises :class:`ManifestError` for another schema version, or a missing, unknown or mistyped key, with the
+        key's path in the file, and :class:`NoJsonError`, which is one too, for text that is no JSON.
         """
         try:
-            raw = json.loads(text)
-        except ValueError as error:
-            raise ManifestError(f"{origin}: not JSON: {error}; reinstall the payload") from None
+            return cls._of(json.loads(text), origin)
+        except (ValueError, RecursionError) as error:
+            raise NoJsonError(f"{origin}: not JSON: {error}; reinstall the payload") from None
+
+    @classmethod
+    def _of(cls, raw: Any, origin: str) -> Manifest:
         reader = _Reader(origin)
         reader.require(isinstance(raw, dict), "$", "an object", raw)
         if raw.get("schema") != SCHEMA:

@@ -106,21 +106,18 @@ def _op(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
 
 
 def _accelerator(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
-    if request.accelerator in artifact.accelerators:
-        return None
-    return f"its kernel is for {' and '.join(artifact.accelerators)}, and {request.accelerator} was asked for"
+    reason = f"its kernel is for {' and '.join(artifact.accelerators)}, and {request.accelerator} was asked for"
+    return None if request.accelerator in artifact.accelerators else reason
 
 
 def _python(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
-    if artifact.python is None or artifact.python == host.python:
-        return None
-    return f"it is built for {artifact.python}, and this interpreter is {host.python or 'of an unknown kind'}"
+    reason = f"it is built for {artifact.python}, and this interpreter is {host.python or 'of an unknown kind'}"
+    return None if artifact.python is None or artifact.python == host.python else reason
 
 
 def _machine(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
-    if artifact.machine == host.machine:
-        return None
-    return f"it is built for {artifact.machine}, and this machine is {host.machine or 'of an unknown kind'}"
+    reason = f"it is built for {artifact.machine}, and this machine is {host.machine or 'of an unknown kind'}"
+    return None if artifact.machine == host.machine else reason
 
 
 def _libc(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
@@ -136,10 +133,12 @@ def _libc(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
 
 
 def _simd(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
-    level = host.simd
+    needs, level, own = f"it needs the SIMD level {artifact.simd}", host.simd, host.processor
     if level is not None and artifact.simd.runs_on(level):
         return None
-    return f"it needs the SIMD level {artifact.simd}, and this processor's is {level or 'unknown'}"
+    if own is not None and artifact.simd.runs_on(own):
+        return f"{needs}, and DSOPS_SIMD={level} limits this process to {level}"
+    return f"{needs}, and this processor's is {own or 'unknown'}"
 
 
 def _torch(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
@@ -148,16 +147,12 @@ def _torch(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
         return None
     if host.torch is None:
         return f"it needs torch {needs.exact or needs.minor}, and torch is not installed or cannot be imported"
+    version = host.torch.version
     if needs.exact is not None:
-        fits = needs.exact == host.torch.version
-        return None if fits else f"it needs exactly torch {needs.exact}, and this is {host.torch.version}"
+        return None if needs.exact == version else f"it needs exactly torch {needs.exact}, and this is {version}"
     if not host.torch.is_release:
-        return (
-            f"it is built for releases of torch {needs.minor}, and this torch ({host.torch.version}) is not a release"
-        )
-    return (
-        None if needs.minor == host.torch.minor else f"it needs torch {needs.minor}, and this is {host.torch.version}"
-    )
+        return f"it is built for releases of torch {needs.minor}, and this torch ({version}) is not a release"
+    return None if needs.minor == host.torch.minor else f"it needs torch {needs.minor}, and this is {version}"
 
 
 def _cxx11_abi(artifact: Artifact, request: Request, host: Host) -> Optional[str]:

@@ -1,11 +1,11 @@
-"""The words that name what a binary is bound to: SIMD level, GPU and architecture, torch build, CUDA release."""
+"""The words that name what a binary is bound to: SIMD level, GPU and architecture, torch build, CUDA release, libc."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Optional
+from typing import Optional, Tuple
 
 from dsops_prebuilt._errors import UsageError, one_of
 
@@ -42,6 +42,25 @@ class Simd(str, Enum):
             return cls(text)
         except ValueError:
             raise UsageError(f"{text!r} is not a SIMD level; {one_of(text, map(str, cls))}") from None
+
+
+_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
+_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+
+
+def simd_of(cpuinfo: str, machine: str) -> Optional[Simd]:
+    """The highest level whose features every processor in the text of ``/proc/cpuinfo`` has; None where it has none.
+
+    The kernel leaves out what it does not save for a process, so CPUID and XGETBV need not be asked
+    (Documentation/arch/x86/cpuinfo.rst). Features: x86-64 psABI, table 3.1; the kernel calls LZCNT ``abm``.
+    """
+    if machine == "aarch64":
+        return Simd.AARCH64
+    lines = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")]
+    if machine != "x86_64" or not lines:
+        return None
+    common = frozenset(lines[0]).intersection(*lines[1:])
+    return Simd.X86_64_V4 if common >= _V4 else Simd.X86_64_V3 if common >= _V3 else Simd.X86_64
 
 
 _ARCH = re.compile(r"(?P<major>[1-9]\d?)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
@@ -160,3 +179,14 @@ class CudaRelease:
         if found is None:
             raise UsageError(f"{text!r} is not a CUDA release; accepted: MAJOR.MINOR, such as 11.8")
         return cls(int(found[1]), int(found[2]))
+
+
+@dataclass(frozen=True)
+class Libc:
+    """The C library: ``kind`` is ``glibc`` or ``musl``; ``version`` is None where it cannot be asked."""
+
+    kind: str
+    version: Optional[Tuple[int, int]] = None
+
+    def __str__(self) -> str:
+        return self.kind if self.version is None else f"{self.kind} {self.version[0]}.{self.version[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Optional, Sequence
 
@@ -12,6 +13,7 @@ from dsops_prebuilt._host import Host, detect
 from dsops_prebuilt.cli import explain, listing
 
 VERBS = (explain, listing)
+_BROKEN_PIPE = 141  # as of a program that SIGPIPE ended
 
 
 def main(arguments: Optional[Sequence[str]] = None, host: Optional[Host] = None) -> int:
@@ -20,11 +22,18 @@ def main(arguments: Optional[Sequence[str]] = None, host: Optional[Host] = None)
     0 is success; every :class:`DsopsError` has a code of its own; :mod:`argparse` exits with 2 for a usage fault.
     """
     options = parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal's encoding has not
     try:
         code: int = options.run(options, host or detect())
+        sys.stdout.flush()
     except DsopsError as error:
         print(f"dsops: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever read has enough, as `head`; without this the interpreter's own flush at exit fails once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     return code
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from dsops_prebuilt import _explain
+from dsops_prebuilt import _deepspeed, _explain
 from dsops_prebuilt._errors import NoArtifactError, UsageError, one_of
 from dsops_prebuilt._host import Host
-from dsops_prebuilt._load import choose, installed
+from dsops_prebuilt._load import choose, installed, refuse_damaged, verify
 
 _OPS = """
 async_io cpu_adagrad cpu_adam cpu_lion cutlass_ops dc deepspeed_ccl_comm deepspeed_shm_comm evoformer_attn fp_quantizer
@@ -36,15 +36,23 @@ def add(verbs: Any) -> None:
 def run(options: argparse.Namespace, host: Host) -> int:
     """Print the selection; 0 when an artifact is chosen, else :class:`NoArtifactError`'s code.
 
-    Raises :class:`UsageError` for an op that neither DeepSpeed nor an installed payload knows.
+    Raises :class:`UsageError` for an op that neither DeepSpeed nor an installed payload knows and for a setting's wrong
+    word, and :class:`IntegrityError` where training would: the answer is the one that training gets.
     """
+    word = _deepspeed.policy(host)
     found = installed()
     known = DEEPSPEED_OPS | {offer.artifact.op for offer in found.offers}
     if options.op not in known:
         raise UsageError(f"{options.op!r} is not an op; {one_of(options.op, sorted(known))}")
     selection = choose(options.op, options.accelerator, host)
+    if selection.chosen is not None:
+        verify(selection.chosen, found)
     if options.json:
         print(json.dumps(_explain.as_json(selection, host, found), indent=1))
     else:
         print(_explain.text(selection, host, found))
-    return 0 if selection.chosen is not None else NoArtifactError.exit_code
+    if selection.chosen is not None:
+        return 0
+    if word != "jit":
+        refuse_damaged(found)
+    return NoArtifactError.exit_code

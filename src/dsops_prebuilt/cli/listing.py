@@ -6,6 +6,9 @@ import argparse
 import json
 from typing import Any, Dict, List
 
+from dsops_prebuilt import __version__
+from dsops_prebuilt._catalogue import PAYLOADS
+from dsops_prebuilt._explain import bound_to
 from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed, Payload, installed
 
@@ -60,7 +63,12 @@ def _as_text(found: Installed) -> str:
     for payload in found.payloads:
         lines += _payload(payload)
     lines += [f"Unusable: {fault}" for fault in found.faults]
-    return "\n".join(lines) if lines else "No payload is installed. Run: dsops explain cpu_adam"
+    if lines:
+        return "\n".join(lines)
+    commands = (
+        f'  pip install "dsops-prebuilt[{item.label}]=={__version__}"  for {bound_to(item)}' for item in PAYLOADS
+    )
+    return "\n".join(["No payload is installed. Run one of:", *commands])
 
 
 def _payload(payload: Payload) -> List[str]:

@@ -15,7 +15,7 @@ from textwrap import dedent
 from typing import Any
 
 import dsops_prebuilt
-from dsops_prebuilt._host import Host, Libc
+from dsops_prebuilt._host import Host
 from dsops_prebuilt._manifest import (
     FOLDER,
     Artifact,
@@ -26,7 +26,7 @@ from dsops_prebuilt._manifest import (
     closure_sha256,
 )
 from dsops_prebuilt._select import Offer
-from dsops_prebuilt._variant import CudaRelease, Gpu, GpuArch, Simd, TorchBuild
+from dsops_prebuilt._variant import CudaRelease, Gpu, GpuArch, Libc, Simd, TorchBuild
 
 SRC = Path(__file__).parents[3] / "src"
 CLOSURE = ("adam/cpu_adam.cpp", "includes/cpu_adam.h")
@@ -55,6 +55,11 @@ class FakeHost:
     digests: dict[tuple[str, ...], str] = field(default_factory=lambda: {CLOSURE: DIGEST})
     obstacles: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
+    native: Simd | None = None
+
+    @property
+    def processor(self) -> Simd | None:
+        return self.native or self.simd
 
     def gpus(self) -> tuple[Gpu, ...] | None:
         return self.visible

@@ -270,3 +270,30 @@ def test_activation_costs_well_under_a_millisecond(deepspeed: FakeDeepSpeed) -> 
         print(min(times) < 0.0005)
     """
     assert deepspeed.run_bare(script).stdout == "True\n"
+
+
+def test_activate_reaches_what_an_import_that_missed_the_finder_left(deepspeed: FakeDeepSpeed) -> None:
+    script = """
+        import sys, dsops_prebuilt
+        finder = sys.meta_path.pop(0)
+        from deepspeed.ops.op_builder.builder import OpBuilder
+        sys.meta_path.insert(0, finder)
+        print(hasattr(OpBuilder.load, "__wrapped__"))
+        dsops_prebuilt.activate()
+        print(hasattr(OpBuilder.load, "__wrapped__"))
+    """
+    assert deepspeed.run(script).stdout == "False\nTrue\n"
+
+
+def test_a_module_that_is_called_setup_is_no_setup_run(deepspeed: FakeDeepSpeed) -> None:
+    (deepspeed.entry / "setup.py").write_text(dedent(ATTACHED))
+    assert deepspeed.run("import setup").stdout == "attached\n"
+
+
+@pytest.mark.parametrize("stream", ["None", "open('/dev/full', 'w', buffering=1)"])
+def test_a_fault_that_cannot_be_told_breaks_nothing(deepspeed: FakeDeepSpeed, stream: str) -> None:
+    (deepspeed.entry / "deepspeed/ops/op_builder/builder.py").write_text("class Renamed: pass")
+    script = (
+        f"import sys; sys.stderr = {stream}\nimport deepspeed.ops.op_builder.builder as b; print(b.Renamed.__name__)"
+    )
+    assert deepspeed.run(script).stdout == "Renamed\n"

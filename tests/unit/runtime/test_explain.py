@@ -13,6 +13,7 @@ from tests.unit.runtime.fakes import (
     VERSION,
     FakeHost,
     artifact_of,
+    cuda_binding,
     fused_adam_of,
     host_of,
     manifest_of,
@@ -22,14 +23,15 @@ from tests.unit.runtime.fakes import (
 
 from dsops_prebuilt import NoArtifactError
 from dsops_prebuilt._explain import as_json, headline, miss, remedy, text
-from dsops_prebuilt._host import Host, Libc
+from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed, Payload, find_payloads
 from dsops_prebuilt._manifest import Artifact, Manifest, SourceDigest
 from dsops_prebuilt._select import Request, Selection, select
-from dsops_prebuilt._variant import Gpu, Simd, TorchBuild
+from dsops_prebuilt._variant import Gpu, Libc, Simd, TorchBuild
 from dsops_prebuilt.cli import main
 
 ADAM = Request("cpu_adam", "cpu")
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def have(*artifacts: Artifact, faults: tuple[str, ...] = (), **changes: Any) -> Installed:
@@ -42,35 +44,110 @@ def selected(found: Installed, host: Host, request: Request = ADAM) -> Selection
 
 
 JIT = "only DeepSpeed's own build can serve it"
-INSTALL = f'Run: pip install "dsops-prebuilt[cu126]=={VERSION}"'
-UPGRADE = 'Run: pip install --upgrade "dsops-prebuilt[cu126]"'
+INSTALL = f'Run: pip install "dsops-prebuilt[cu118]=={VERSION}"'
+LISTED = (
+    "No payload of this release fits; "
+    "payloads with cpu_adam: cpu (torch 2.13, CPython 3.11), cu118 (torch 2.7, CPython 3.11)"
+)
+INDEX = "--index-url https://download.pytorch.org/whl/cu118"
 OTHER = (SourceDigest("f" * 64, CLOSURE, ("0.18.1", "0.18.2")),)
+SAME = (SourceDigest("f" * 64, CLOSURE, ("0.19.7", "0.19.8")),)
 OLD_TORCH, EXACT_TORCH = torch_binding(minor="2.6"), torch_binding(exact="2.7.0a0+nv")
 LINUX_ONLY = "There are binaries for Linux with glibc only, not for"
+NOTHING = {"torch": None, "deepspeed": None, "csrc": None}
+TORCH_CPU = TorchBuild("2.7.1+cpu", None, None, cxx11_abi=True)
+TORCH_25 = TorchBuild("2.5.1+cpu", None, None, cxx11_abi=True)
+CU118 = cuda_binding("11.8")
+REINSTALL = "pip install --force-reinstall --no-deps deepspeed==0.19.8"
 REMEDIES = [
     ("nothing installed", have(), host_of(), INSTALL),
-    ("no torch", have(), host_of(torch=None), INSTALL.replace("cu126", "cpu")),
-    ("CUDA 11.8", have(), host_of(torch=TorchBuild("2.7.1+cu118", "11.8")), INSTALL.replace("cu126", "cu118")),
-    ("op not in the payload", have(fused_adam_of()), host_of(), f"The payload cu126 does not hold this op; {JIT}"),
-    ("op not in another payload", have(fused_adam_of(), label="cpu"), host_of(), INSTALL),
+    ("torch of the CPU payload", have(), host_of(torch=TorchBuild("2.13.0+cpu")), INSTALL.replace("cu118", "cpu")),
+    ("no torch, no payload", have(), host_of(torch=None), "Run: pip install torch"),
+    ("nothing, no payload", have(), host_of(**NOTHING), "Run: pip install torch deepspeed"),
+    ("no torch", have(artifact_of()), host_of(torch=None), 'Run: pip install "torch==2.7.*"'),
+    ("nothing but a payload", have(artifact_of()), host_of(**NOTHING), 'Run: pip install "torch==2.7.*" deepspeed'),
+    ("no DeepSpeed", have(artifact_of()), host_of(deepspeed=None, csrc=None), "Run: pip install deepspeed"),
+    ("another Python", have(), host_of(python="cp312"), LISTED),
+    ("another torch", have(), host_of(torch=TORCH_25), LISTED),
+    ("a torch that is no release", have(), host_of(torch=TorchBuild("2.7.0a0+nv")), LISTED),
+    ("op not in the payload", have(fused_adam_of()), host_of(), INSTALL),
+    ("op not in the fitting payload", have(fused_adam_of(), label="cu118"), host_of(), LISTED),
     ("unusable payload", have(faults=("/p: old; run: x",)), host_of(), "Repair what is installed: /p: old; run: x"),
     ("another payload, torch", have(artifact_of(torch=OLD_TORCH), label="cpu"), host_of(), INSTALL),
-    ("torch", have(artifact_of(torch=OLD_TORCH)), host_of(), f'{UPGRADE} or: pip install "torch==2.6.*"'),
-    ("exact torch", have(artifact_of(torch=EXACT_TORCH)), host_of(), UPGRADE),
-    ("python and torch", have(artifact_of(python="cp39", torch=OLD_TORCH)), host_of(), UPGRADE),
-    ("sources", have(artifact_of(sources=OTHER)), host_of(), f'{UPGRADE} or: pip install "deepspeed==0.18.2"'),
+    ("torch", have(artifact_of()), host_of(torch=TORCH_25), 'Run: pip install "torch==2.7.*"'),
+    ("exact torch", have(artifact_of(torch=EXACT_TORCH)), host_of(torch=TORCH_25), LISTED),
+    ("python", have(artifact_of(python="cp39"), label="cu118"), host_of(), LISTED),
+    ("sources", have(artifact_of(sources=OTHER)), host_of(), 'Run: pip install "deepspeed==0.18.2"'),
+    ("changed sources", have(artifact_of(sources=SAME)), host_of(), f"Run: {REINSTALL}"),
+    ("no sources", have(artifact_of()), host_of(csrc=None), f"Run: {REINSTALL}"),
     (
-        "sources, another payload",
-        have(artifact_of(sources=OTHER), label="core"),
-        host_of(),
-        f'{UPGRADE} or: pip install "deepspeed==0.18.2"',
+        "torch and sources",
+        have(artifact_of(sources=OTHER)),
+        host_of(torch=TORCH_25),
+        'Run: pip install "torch==2.7.*" && pip install "deepspeed==0.18.2"',
     ),
-    ("no release named", have(artifact_of(sources=())), host_of(), UPGRADE),
-    ("no sources", have(artifact_of()), host_of(csrc=None), "Run: pip install deepspeed"),
+    ("no release named", have(artifact_of(sources=()), label="cu118"), host_of(), LISTED),
     ("processor", have(artifact_of(simd=Simd.X86_64_V4)), host_of(), f"No other payload changes that; {JIT}"),
+    (
+        "DSOPS_SIMD",
+        have(artifact_of()),
+        host_of(simd=Simd.X86_64, native=Simd.X86_64_V4, settings={"DSOPS_SIMD": "x86_64"}),
+        "Unset DSOPS_SIMD",
+    ),
     ("musl", have(), host_of(libc=Libc("musl")), f"{LINUX_ONLY} musl; {JIT}"),
     ("macOS", have(), host_of(system="Darwin", libc=None), f"{LINUX_ONLY} Darwin; {JIT}"),
 ]
+FUSED = Request("fused_adam", "cuda")
+FUSED_LISTED = "No payload of this release fits; payloads with fused_adam: cu118 (torch 2.7, CPython 3.11)"
+CUDA_REMEDIES = [
+    ("CUDA 11.8", have(), FUSED, host_of(torch=TorchBuild("2.7.1+cu118", "11.8")), INSTALL),
+    ("another CUDA", have(), FUSED, host_of(), FUSED_LISTED),
+    (
+        "CPU torch, no payload",
+        have(),
+        FUSED,
+        host_of(torch=TORCH_CPU),
+        f'fused_adam needs a CUDA build of torch. Run: pip install "torch==2.7.*" {INDEX}',
+    ),
+    (
+        "CPU torch",
+        have(fused_adam_of(cuda=CU118), label="cu118"),
+        FUSED,
+        host_of(torch=TORCH_CPU),
+        f'Run: pip install "torch==2.7.*" {INDEX}',
+    ),
+    (
+        "nothing but a payload",
+        have(fused_adam_of(cuda=CU118), label="cu118"),
+        FUSED,
+        host_of(**NOTHING),
+        f'Run: pip install "torch==2.7.*" {INDEX} && pip install deepspeed',
+    ),
+    (
+        "not in this release",
+        have(fused_adam_of()),
+        Request("fused_adam", "cpu"),
+        host_of(),
+        "this release has no payload with fused_adam for cpu; DSOPS_ON_MISS=jit has DeepSpeed compile it",
+    ),
+    (
+        "not in this release, no torch",
+        have(),
+        Request("cpu_lion", "cpu"),
+        host_of(torch=None),
+        "Run: pip install torch. But this release has no payload with cpu_lion for cpu; "
+        "DSOPS_ON_MISS=jit has DeepSpeed compile it",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "request_", "host", "next_step"),
+    [row[1:] for row in CUDA_REMEDIES],
+    ids=[row[0] for row in CUDA_REMEDIES],
+)
+def test_the_next_step_for_other_kernels(found: Installed, request_: Request, host: Host, next_step: str) -> None:
+    assert remedy(selected(found, host, request_), host, found) == next_step
 
 
 @pytest.mark.parametrize(
@@ -86,7 +163,7 @@ def test_the_headline_names_the_nearest_artifact() -> None:
     )
     assert headline(selected(found, host_of()), host_of(), found) == (
         "no prebuilt cpu_adam (cpu) can be loaded here: nearest is cu126/near.so, but it is built for cp312, "
-        f"and this interpreter is cp311. {UPGRADE}"
+        f"and this interpreter is cp311. {INSTALL}"
     )
 
 
@@ -172,7 +249,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_explain_of_what_fits_exits_with_0(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_payload(entry, manifest_of(artifact_of()), {})
+    write_payload(entry, manifest_of(artifact_of(sha256=ABC)), {"cpu_adam_op.so": b"abc"})
     assert main(["explain", "cpu_adam"], host_of()) == 0
     assert "Asked for: cpu_adam (cuda)" in capsys.readouterr().out
     assert main(["explain", "cpu_adam", "--accelerator", "cpu", "--json"], host_of()) == 0
@@ -201,7 +278,7 @@ def test_an_unknown_op_names_the_nearest(capsys: pytest.CaptureFixture[str], op:
 
 
 def test_an_op_that_only_a_payload_knows_is_known(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_payload(entry, manifest_of(artifact_of(op="new_op")), {})
+    write_payload(entry, manifest_of(artifact_of(op="new_op", sha256=ABC)), {"cpu_adam_op.so": b"abc"})
     assert main(["explain", "new_op", "--accelerator", "cpu"], host_of()) == 0
     assert "Chosen: cpu/cpu_adam_op.so" in capsys.readouterr().out
 
@@ -225,7 +302,11 @@ def test_list(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_of_nothing(entry: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(entry)])
     assert main(["list"], host_of()) == 0
-    assert capsys.readouterr().out == "No payload is installed. Run: dsops explain cpu_adam\n"
+    assert capsys.readouterr().out == (
+        "No payload is installed. Run one of:\n"
+        f'  pip install "dsops-prebuilt[cpu]=={VERSION}"  for torch 2.13, CPython 3.11\n'
+        f'  pip install "dsops-prebuilt[cu118]=={VERSION}"  for torch 2.7, CPython 3.11\n'
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["explain"], ["nothing"], ["explain", "cpu_adam", "--accelerator", "tpu"]])
@@ -256,4 +337,63 @@ def test_a_word_that_is_not_accepted_is_an_error_with_its_code() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr[:40]) == (2, "dsops: 'sse9' is not a SIMD level; accep")
+    assert (done.returncode, done.stderr[:40]) == (2, "dsops: DSOPS_SIMD=sse9: accepted: x86_64")
+
+
+def test_the_nearest_of_what_dsops_simd_forbids_is_the_level_just_above() -> None:
+    found = have(artifact_of(), artifact_of(file="v4.so", simd=Simd.X86_64_V4))
+    host = host_of(simd=Simd.X86_64, native=Simd.X86_64_V4, settings={"DSOPS_SIMD": "x86_64"})
+    assert headline(selected(found, host), host, found) == (
+        "no prebuilt cpu_adam (cpu) can be loaded here: nearest is cu126/cpu_adam_op.so, but it needs the SIMD level "
+        "x86_64_v3, and DSOPS_SIMD=x86_64 limits this process to x86_64. Unset DSOPS_SIMD"
+    )
+
+
+def test_settings_in_force_are_shown() -> None:
+    found, host = have(artifact_of()), host_of(settings={"DSOPS_DISABLE": "1", "DSOPS_ON_MISS": "jit"})
+    lines = text(selected(found, host), host, found).splitlines()
+    assert "  settings  DSOPS_DISABLE=1 DSOPS_ON_MISS=jit" in lines
+    assert any(line.startswith("DSOPS_DISABLE=1: training would not use it") for line in lines)
+    said = as_json(selected(found, host), host, found)
+    assert (said["settings"], said["reason"]) == ({"DSOPS_DISABLE": "1", "DSOPS_ON_MISS": "jit"}, None)
+    nothing = as_json(selected(have(), host), host, have())
+    assert nothing["reason"] == headline(selected(have(), host), host, have())
+
+
+@pytest.mark.usefixtures("entry")
+def test_explain_refuses_a_wrong_word_of_on_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "cpu_adam"], host_of(settings={"DSOPS_ON_MISS": "jti"})) == 2
+    assert capsys.readouterr().err == "dsops: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error\n"
+
+
+def test_explain_refuses_a_damaged_choice(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_payload(entry, manifest_of(artifact_of()), {"cpu_adam_op.so": b"abc"})
+    assert main(["explain", "cpu_adam"], host_of()) == 4
+    said = capsys.readouterr()
+    assert said.err.startswith(f"dsops: {folder}/cpu_adam_op.so: its sha256 is {ABC}, and its manifest has {'0' * 64}")
+    assert said.out == ""
+
+
+def test_a_reader_that_has_enough_ends_it_quietly() -> None:
+    command = [sys.executable, "-m", "dsops_prebuilt", "list", "--json"]
+    with subprocess.Popen(
+        command, env={"PYTHONPATH": str(SRC)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_path_that_the_terminal_cannot_show_is_shown_escaped(tmp_path: Path) -> None:
+    entry = tmp_path / "\u00fc"
+    write_payload(entry, manifest_of(artifact_of()), {})
+    done = subprocess.run(
+        [sys.executable, "-m", "dsops_prebuilt", "list"],
+        env={"PYTHONPATH": f"{SRC}:{entry}", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/\\xfc/" in done.stdout

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dsops_prebuilt import UsageError
-from dsops_prebuilt._host import Host, Libc, MachineHost, detect, simd_of
+from dsops_prebuilt._host import Host, MachineHost, detect
 from dsops_prebuilt._manifest import closure_sha256
-from dsops_prebuilt._variant import CudaRelease, Gpu, Simd
+from dsops_prebuilt._variant import CudaRelease, Gpu, Libc, Simd, simd_of
 
 CPUINFO = Path(__file__).parents[2] / "data" / "cpuinfo"
 
@@ -86,7 +86,7 @@ def test_a_lower_level_may_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         ("x86_64_v4", "amd-epyc-avx2", "DSOPS_SIMD=x86_64_v4: this processor has x86_64_v3; "),
         ("aarch64", "amd-epyc-avx2", "DSOPS_SIMD=aarch64: this processor has x86_64_v3; "),
         ("x86_64", "neoverse-n1-aarch64", "DSOPS_SIMD=x86_64: this processor's level is unknown; "),
-        ("avx2", "amd-epyc-avx2", "'avx2' is not a SIMD level; accepted: x86_64, x86_64_v3, x86_64_v4, aarch64"),
+        ("avx2", "amd-epyc-avx2", "DSOPS_SIMD=avx2: accepted: x86_64, x86_64_v3, x86_64_v4, aarch64"),
     ],
 )
 def test_no_other_level_may(
@@ -384,3 +384,17 @@ def test_no_process_is_started(tools: Path) -> None:
     host.jit_obstacles(needs_cuda=True)
     assert started == []
     assert os.environ["PATH"] == str(tools / "bin")
+
+
+def test_dsops_simd_counts_whenever_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSOPS_SIMD", raising=False)
+    host = Linux(proc_of(tmp_path))
+    assert host.simd is Simd.X86_64_V4
+    monkeypatch.setenv("DSOPS_SIMD", "x86_64_v3")
+    assert (host.simd, host.processor) == (Simd.X86_64_V3, Simd.X86_64_V4)
+
+
+def test_a_wrong_word_of_dsops_simd_names_the_variable_and_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSOPS_SIMD", "x86-64-v3")
+    with pytest.raises(UsageError, match=r"^DSOPS_SIMD=x86-64-v3: did you mean x86_64_v3\? accepted: "):
+        _ = MachineHost().simd

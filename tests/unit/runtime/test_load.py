@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 from pathlib import Path
@@ -19,8 +20,18 @@ from tests.unit.runtime.fakes import (
 )
 
 import dsops_prebuilt
-from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError
-from dsops_prebuilt._load import Installed, StockTier, Tier, find_payloads, load, open_offer, refuse_damaged, verify
+from dsops_prebuilt import IntegrityError, LoadError, NoArtifactError, _load
+from dsops_prebuilt._load import (
+    Installed,
+    StockTier,
+    Tier,
+    find_payloads,
+    installed,
+    load,
+    open_offer,
+    refuse_damaged,
+    verify,
+)
 from dsops_prebuilt._manifest import FOLDER, TIERS
 from dsops_prebuilt._select import Offer
 from dsops_prebuilt._variant import Simd
@@ -241,3 +252,61 @@ def test_the_public_functions_are_these() -> None:
         dsops_prebuilt.nothing  # noqa: B018
     assert {*dsops_prebuilt.__all__} < {*dir(dsops_prebuilt)}
     assert all(getattr(dsops_prebuilt, name) for name in dsops_prebuilt.__all__)
+
+
+@pytest.mark.parametrize("kind", ["no text", "folder", "csv", "base64"])
+def test_a_record_that_cannot_be_read_is_a_fault_of_its_payload_only(tmp_path: Path, kind: str) -> None:
+    good = install(tmp_path / "good")
+    install(tmp_path / "bad")
+    record = tmp_path / "bad" / f"dsops_prebuilt_cpu-{VERSION}.dist-info/RECORD"
+    path = tmp_path / "bad" / FOLDER / "cpu/manifest.json"
+    record.unlink()
+    content = {
+        "no text": b"\xff",
+        "csv": b"a," + b"x" * 200000,
+        "base64": f"{FOLDER}/cpu/manifest.json,sha256=abcde,3".encode(),
+    }
+    record.mkdir() if kind == "folder" else record.write_bytes(content[kind])
+    find_payloads.cache_clear()
+    found = found_in(tmp_path / "bad", tmp_path / "good")
+    assert found.offers == (good,)
+    (fault,) = found.damaged
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert all(word in fault for word in (str(path), str(record), sha256, AGAIN))
+    assert ("abcde" in fault) is (kind == "base64")
+
+
+@pytest.mark.parametrize("text", ["[" * 100000, "1" * 5000, "{"], ids=["deep", "long number", "half"])
+def test_a_manifest_that_json_cannot_read_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / FOLDER / "cpu").mkdir(parents=True)
+    (tmp_path / FOLDER / "cpu/manifest.json").write_text(text)
+    found = found_in(tmp_path)
+    assert (found.offers, len(found.faults)) == ((), 1)
+    if text[0] != "1" or sys.version_info >= (3, 11):
+        assert found.damaged == found.faults
+
+
+def test_a_path_entry_that_is_no_string_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = install(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path, ["x"], None, str(tmp_path)])
+    assert installed().offers == (offer,)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_another_thread_loads_does_not_wait_for_it() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with _load._LOCK:  # noqa: SLF001
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _load._LOCK.acquire(timeout=5) else 1)  # noqa: SLF001
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -17,10 +17,10 @@ from tests.unit.runtime.fakes import (
     torch_binding,
 )
 
-from dsops_prebuilt._host import Host, Libc
+from dsops_prebuilt._host import Host
 from dsops_prebuilt._manifest import TIERS, Artifact, SourceDigest
 from dsops_prebuilt._select import CHEAP, KEYS, Offer, Request, default_accelerator, judge, may_serve, select
-from dsops_prebuilt._variant import CudaRelease, Gpu, Simd, TorchBuild
+from dsops_prebuilt._variant import CudaRelease, Gpu, Libc, Simd, TorchBuild
 
 ADAM = Request("cpu_adam", "cpu")
 FUSED = Request("fused_adam", "cuda")

@@ -18,7 +18,18 @@ MODULES = {
     for path in sorted([*PACKAGE.rglob("*.py"), ACTIVATE])
 }
 # Each may import those before it; the command line and the subpackages come last.
-ORDER = ["_errors", "_variant", "_manifest", "_nvml", "_host", "_select", "_load", "_explain", "_deepspeed"]
+ORDER = [
+    "_errors",
+    "_variant",
+    "_manifest",
+    "_nvml",
+    "_host",
+    "_select",
+    "_load",
+    "_catalogue",
+    "_explain",
+    "_deepspeed",
+]
 CORE = ["dsops_prebuilt_activate", *(f"dsops_prebuilt.{name}" for name in ("_host", "_select", "_load", "_deepspeed"))]
 
 

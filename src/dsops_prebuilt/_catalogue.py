@@ -1,0 +1,37 @@
+"""What this release has: the payloads that were built for it, and for which torch, Python and accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload wheel by its label; ``torch`` are minor releases, ``python`` tags, ``ops`` accelerators by op."""
+
+    label: str
+    torch: Tuple[str, ...]
+    python: Tuple[str, ...]
+    ops: Dict[str, Tuple[str, ...]]
+
+    @property
+    def cuda(self) -> Optional[str]:
+        """The CUDA release in the label: ``11.8`` of ``cu118``."""
+        return f"{self.label[2:-1]}.{self.label[-1]}" if self.label.startswith("cu") else None
+
+
+PAYLOADS: Tuple[Payload, ...] = (
+    Payload(
+        label="cpu",
+        torch=("2.13",),
+        python=("cp311",),
+        ops={"cpu_adam": ("cpu", "cuda")},
+    ),
+    Payload(
+        label="cu118",
+        torch=("2.7",),
+        python=("cp311",),
+        ops={"cpu_adam": ("cpu", "cuda"), "fused_adam": ("cuda",)},
+    ),
+)
