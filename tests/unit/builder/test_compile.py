@@ -7,18 +7,18 @@ from dsops_builder.compile import diagnostics
 NINJA = """\
 DS_BUILD_OPS=0
 [1/2] g++ -MMD a.o
-FAILED: [code=1] /work/temp/a.o
-/bin/g++ -c a.cpp -o /work/temp/a.o
+FAILED: [code=1] /build/temp/a.o
+/bin/g++ -c a.cpp -o /build/temp/a.o
 /torch/x.h:9:1: warning: old
     9 | a line
       | ^
-/work/a.cpp:3:2: error: #error planted
+/build/a.cpp:3:2: error: #error planted
     3 | #error planted
       |  ^
 cc1plus: note: something
 [2/2] g++ -MMD b.o
 b.cpp:1:1: warning: something
-FAILED: /work/temp/c.o
+FAILED: /build/temp/c.o
 /bin/nvcc -c c.cu
 c.cu(9): error: identifier "x" is undefined
 ninja: build stopped: subcommand failed.
@@ -29,7 +29,7 @@ RuntimeError: Error compiling objects for extension
 
 def test_the_compilers_lines_are_shown_and_nothing_around_them() -> None:
     assert diagnostics(NINJA).splitlines() == [
-        "/work/a.cpp:3:2: error: #error planted",
+        "/build/a.cpp:3:2: error: #error planted",
         "    3 | #error planted",
         "      |  ^",
         'c.cu(9): error: identifier "x" is undefined',
