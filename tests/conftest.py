@@ -66,7 +66,6 @@ def compiled_sample(tmp_path: Path) -> CompiledSample:
             defines=(),
             torch_built_with="2.7.1+cu126",
             provenance=(("compiler", "gcc-10 10.2.1"),),
-            seconds=1.5,
         )
 
     return make

@@ -6,7 +6,6 @@ import json
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dsops_builder.plan import Plan
 from dsops_builder.process import Runner
 from dsops_builder.report import Report
 from dsops_builder.smoke.environment import Environments, find_wheels
+from dsops_builder.venv import make_venv
 
 _STARTS = 300
 _LOADS = 15
@@ -58,11 +58,7 @@ def bench(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, repor
 
 def _starts(interpreter: Path, core: Path, folder: Path, runner: Runner) -> dict[str, list[float]]:
     """Seconds of ``python -c pass`` in two environments that differ in the loader's wheel alone, in random order."""
-    pythons = {}
-    for name in ("without", "with"):
-        make = ["-m", "virtualenv", "--quiet", "--no-periodic-update", "--python", str(interpreter)]
-        runner.run([sys.executable, *make, str(folder / name)])
-        pythons[name] = folder / name / "bin/python"
+    pythons = {name: make_venv(folder / name, interpreter, runner) for name in ("without", "with")}
     runner.run([str(pythons["with"]), "-m", "pip", "--quiet", "install", "--no-deps", "--no-index", str(core)])
     seconds: dict[str, list[float]] = {name: [] for name in pythons}
     for _ in range(_STARTS):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import tarfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsops_builder import flags
+from dsops_builder.cache import cache_key, fresh_folder
 from dsops_builder.compiler import CompilerHome
 from dsops_builder.errors import CommandError, CompileError
-from dsops_builder.fetch import fetch_sdist, fresh_folder
+from dsops_builder.fetch import fetch_sdist
 from dsops_builder.model import Compiled, SourceTree, Target
 from dsops_builder.process import Runner
 from dsops_builder.stock import driver
@@ -72,7 +71,6 @@ class StockCompiler:
             defines=tuple(kept["defines"]),
             torch_built_with=env.torch_version,
             provenance=self._provenance(env, cuda),
-            seconds=kept["seconds"],
         )
 
     def license_text(self, deepspeed: str) -> str:
@@ -87,12 +85,12 @@ class StockCompiler:
         return fetch_sdist(deepspeed, self.trees[deepspeed].sdist_sha256, self.cache, self.runner)
 
     def _key(self, target: Target, env: TorchEnv, cuda: CudaHome | None) -> str:
-        recipe = [Path(file).read_text(encoding="utf-8") for file in (__file__, flags.__file__, driver.__file__)]
         sources = self.trees[target.deepspeed].sdist_sha256
         toolkit = "" if target.op.kernel == "host" or cuda is None else cuda.key
         what = (target.op.name, target.accelerator, target.simd.value, *flags.gencode(target.archs), target.python)
-        text = "\0".join((*what, sources, self.compiler.key, toolkit, env.key, *recipe))
-        return f"{target.op.name}-{target.simd.value}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        inputs = (*what, sources, self.compiler.key, toolkit, env.key)
+        key = cache_key(inputs, recipe=(__file__, flags.__file__, driver.__file__))
+        return f"{target.op.name}-{target.simd.value}-{key}"
 
     def _provenance(self, env: TorchEnv, cuda: CudaHome | None) -> tuple[tuple[str, str], ...]:
         items = {"host_compiler": self.compiler.description, "torch_headers": env.description}
@@ -101,7 +99,6 @@ class StockCompiler:
         return tuple(sorted(items.items()))
 
     def _build(self, target: Target, env: TorchEnv, cuda: CudaHome | None, folder: Path) -> None:
-        start = time.monotonic()
         work = folder / "work"
         work.mkdir()
         with tarfile.open(self._sdist(target.deepspeed)) as archive:
@@ -124,7 +121,6 @@ class StockCompiler:
             "closure": closure,
             "closure_sha256": closure_sha256(tree / "csrc", closure),
             "defines": flags.defines(report["flags"]),
-            "seconds": time.monotonic() - start,
         }
         (folder / _RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")
         shutil.rmtree(work)

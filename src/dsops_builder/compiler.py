@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsops_builder import stubs
+from dsops_builder.cache import cache_key, fresh_folder
 from dsops_builder.errors import ToolchainError
-from dsops_builder.fetch import DebianMirror, fresh_folder
+from dsops_builder.fetch import DebianMirror
 from dsops_builder.model import HostCompiler
 from dsops_builder.process import Runner
 from dsops_builder.stubs import capped, defined_symbols, write_stub
@@ -49,8 +49,7 @@ def set_up_compiler(spec: HostCompiler, mirror: DebianMirror, cache: Path, runne
     Raises :class:`~dsops_builder.errors.FetchError` for a package and :class:`ToolchainError` when the compiler does
     not run or is not of the version that the matrix states.
     """
-    recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
-    key = hashlib.sha256((spec.model_dump_json() + recipe).encode()).hexdigest()[:16]
+    key = cache_key([spec.model_dump_json()], recipe=(__file__, stubs.__file__))
     # The wrappers and the linker scripts have the compiler's place in them: the real one, not a link that may go.
     home = (cache / "compiler").resolve() / key
     # The stubs are made last, by the compiler in its final place: without them an earlier run was stopped, or refused.

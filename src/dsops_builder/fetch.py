@@ -7,8 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,24 +160,3 @@ def _check(path: Path, accepted: tuple[str, ...]) -> str:
             f"{path}: sha256 {found}, and build_matrix.yaml accepts {' or '.join(accepted)}; the file was removed"
         )
     return found
-
-
-@contextmanager
-def fresh_folder(path: Path) -> Iterator[Path]:
-    """Give a scratch folder that becomes ``path`` when the block ends well, and nothing when it does not.
-
-    Where another process has made ``path`` in the meantime, from the same inputs, that one stays.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        yield scratch
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(path)
-        except OSError:
-            if not path.exists():
-                raise
-    finally:
-        if scratch.exists():
-            shutil.rmtree(scratch)

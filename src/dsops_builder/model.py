@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 from pydantic_core import PydanticCustomError
 
 from dsops_prebuilt._errors import UsageError as WordError
-from dsops_prebuilt._manifest import CudaBinding
-from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
+from dsops_prebuilt._variant import GpuArch, Simd
 
 
 def _not_accepted(accepted: str, words: tuple[str, ...] = ()) -> PydanticCustomError:
@@ -251,7 +250,6 @@ class Compiled:
     defines: tuple[str, ...]
     torch_built_with: str
     provenance: tuple[tuple[str, str], ...]
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,8 +275,6 @@ def split_row_id(row_id: str) -> tuple[int, str]:
 
 __all__ = [
     "Compiled",
-    "CudaBinding",
-    "CudaRelease",
     "Exclude",
     "Excluded",
     "Frozen",

@@ -125,16 +125,14 @@ def capped(symbols: Iterable[StubSymbol], ceilings: dict[str, tuple[int, ...]]) 
     return tuple(sorted(result))
 
 
-def write_stub(
-    path: Path, symbols: Sequence[StubSymbol], compiler: Path, runner: Runner, *, answer: int = 0, soname: str = ""
-) -> None:
+def write_stub(path: Path, symbols: Sequence[StubSymbol], compiler: Path, runner: Runner, *, answer: int = 0) -> None:
     """Write a shared library that defines ``symbols``; every function returns ``answer``.
 
     Raises :class:`~dsops_builder.errors.CommandError` when the assembler or the linker refuses.
     """
     assembly, version_script = path.with_suffix(".s"), path.with_suffix(".map")
     assembly.write_text(_assembly(symbols, answer), encoding="ascii")
-    command = [str(compiler), "-shared", "-nostdlib", f"-Wl,-soname,{soname or path.name}", "-o", str(path)]
+    command = [str(compiler), "-shared", "-nostdlib", f"-Wl,-soname,{path.name}", "-o", str(path)]
     versions = sorted({symbol.version for symbol in symbols if symbol.version})
     if versions:
         version_script.write_text("".join(f"{version} {{}};\n" for version in versions), encoding="ascii")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dsops_builder.cache import cache_key, fresh_folder
 from dsops_builder.errors import ToolchainError
-from dsops_builder.fetch import DebianMirror, fresh_folder
+from dsops_builder.fetch import DebianMirror
 from dsops_builder.model import Toolkit
 from dsops_builder.process import Runner
 
@@ -85,7 +86,7 @@ class Debian:
         (tree / _LIB / "stubs").rename(folder / "lib64/stubs")
         (folder / "lib").symlink_to("lib64")
         (folder / "bin/nvcc.profile").write_text(_PROFILE, encoding="ascii")
-        self._runner.run(["rm", "-rf", str(tree)])
+        shutil.rmtree(tree)
 
     def _unpack_development(self, package: Path, tree: Path) -> None:
         """Unpack headers, link stubs and cudart only: the rest is 2.5 GB of static libraries."""
@@ -101,8 +102,7 @@ def set_up_toolkit(release: str, toolkit: Toolkit, mirror: DebianMirror, cache: 
     is of another version, or a header that the ops include is not there.
     """
     providers: dict[str, Provider] = {"debian": Debian(mirror, runner)}
-    text = toolkit.model_dump_json() + Path(__file__).read_text(encoding="utf-8")
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    key = cache_key([toolkit.model_dump_json()], recipe=(__file__,))
     home = cache / "cuda" / f"{release}-{key}"
     if not home.exists():
         with fresh_folder(home) as scratch:

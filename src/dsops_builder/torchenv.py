@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsops_builder import stubs
+from dsops_builder.cache import cache_key, fresh_folder
 from dsops_builder.compiler import CompilerHome
 from dsops_builder.errors import ToolchainError
-from dsops_builder.fetch import DebianMirror, fetch_torch, fresh_folder
+from dsops_builder.fetch import DebianMirror, fetch_torch
 from dsops_builder.model import Package, Pairing, TorchOrigin
 from dsops_builder.process import Runner
 from dsops_builder.stubs import StubSymbol, Wants, wants, write_stub
+from dsops_builder.venv import make_venv
 
 # What torch's libraries take from the system, not from CUDA's wheels.
 _SYSTEM = (
@@ -57,9 +57,8 @@ class EnvironmentFactory:
         """
         accepted = pairing.wheels.get(python_release, ())
         wheel = fetch_torch(origin, interpreter, accepted, self.cache, self.runner)
-        recipe = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, stubs.__file__))
-        parts = (str(interpreter), wheel.sha256, *self.requirements, self.compiler.key, recipe)
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        inputs = (str(interpreter), wheel.sha256, *self.requirements, self.compiler.key)
+        key = cache_key(inputs, recipe=(__file__, stubs.__file__))
         home = self.cache / "env" / f"torch{pairing.torch}-cp{python_release.replace('.', '')}-{key}"
         if not home.exists():
             self._create(home, interpreter, wheel.path)
@@ -83,9 +82,7 @@ class EnvironmentFactory:
 
     def _create(self, home: Path, interpreter: Path, wheel: Path) -> None:
         with fresh_folder(home) as scratch:
-            python = scratch / "venv/bin/python"
-            make = ["-m", "virtualenv", "--quiet", "--no-periodic-update", "--python", str(interpreter)]
-            self.runner.run([sys.executable, *make, str(scratch / "venv")])
+            python = make_venv(scratch / "venv", interpreter, self.runner)
             pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
             self.runner.run([*pip, *self.requirements, str(wheel)])
             libraries = sorted(scratch.glob("venv/lib/python*/site-packages/torch/lib/*.so*"))

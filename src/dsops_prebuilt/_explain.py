@@ -232,7 +232,7 @@ def _facts(host: Host) -> List[str]:
     shown = {
         "system": f"{known['system']} {known['machine']}, {libc}, SIMD {known['simd'] or 'unknown'}",
         "python": known["python"],
-        "torch": torch if known["torch"] else "not installed",
+        "torch": torch,
         "deepspeed": f"{known['deepspeed'] or 'not installed'}, sources {known['sources'] or 'not installed'}",
         "gpus": f"{gpus}, driver for CUDA {known['driver_cuda']}" if known["driver_cuda"] else gpus,
     }

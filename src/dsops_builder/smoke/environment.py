@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from dsops_builder.cache import fresh_folder
 from dsops_builder.errors import SmokeError
-from dsops_builder.fetch import fresh_folder
 from dsops_builder.model import Matrix
 from dsops_builder.pipeline import Workplace
 from dsops_builder.plan import Plan
 from dsops_builder.process import Runner
+from dsops_builder.venv import make_venv
 from dsops_prebuilt import __version__
 
 
@@ -73,10 +73,7 @@ class Environments:
         wheels = find_wheels(self.place.dist, self.plan.label, python)
         for name in ("no-programs", "home"):
             (folder / name).mkdir()
-        interpreter = str(self.plan.interpreter(python))
-        make = [sys.executable, "-m", "virtualenv", "--quiet", "--no-periodic-update", "--python", interpreter]
-        self.runner.run([*make, str(folder / "venv")])
-        executable = folder / "venv/bin/python"
+        executable = make_venv(folder / "venv", self.plan.interpreter(python), self.runner)
         origin = self.plan.torch_origin(torch)
         index = [] if origin.index is None else ["--extra-index-url", origin.index]
         pip = [str(executable), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *index]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dsops_builder.cache import fresh_folder
 from dsops_builder.errors import CommandError, FetchError
-from dsops_builder.fetch import DebianMirror, fetch_sdist, fetch_torch, fresh_folder
+from dsops_builder.fetch import DebianMirror, fetch_sdist, fetch_torch
 from dsops_builder.model import Package, TorchOrigin
 
 POOL = "pool/main/a/a/a_1_amd64.deb"

@@ -34,6 +34,8 @@ ORDER = (
     "matrix",
     "plan",
     "process",
+    "cache",
+    "venv",
     "facts",
     "report",
     "elf",
