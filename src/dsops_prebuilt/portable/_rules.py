@@ -1,0 +1,67 @@
+"""What each function of the ops asks of its tensors: who shares a size and a dtype, and who is written.
+
+The sources say none of this: they read every tensor with the first one's number of elements and with the dtype of one
+of each kind (csrc/adam/cpu_adam_impl.cpp, ``invoke`` and its siblings, DeepSpeed 0.14.4 to 0.19.8), so a tensor that
+does not fit is memory that is not the tensor's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``tensors`` are the names of a function's tensors, in order; all of them have one size.
+
+    ``written`` are those that must be contiguous, as a copy of them would be updated instead. ``alike`` are pairs of
+    one dtype, by name; None where the source checks dtypes itself.
+    """
+
+    tensors: Tuple[str, ...]
+    written: Tuple[str, ...]
+    alike: Tuple[Tuple[str, str], ...] = ()
+
+
+_ADAM = ("params", "grads", "exp_avg", "exp_avg_sq")
+_ZENFLOW = ("param", "grad0", "grad1", "exp_avg0", "exp_avg1", "exp_avg_sq0", "exp_avg_sq1", "stale")
+
+RULES: Dict[str, Rule] = {
+    "adam_update": Rule(
+        _ADAM,
+        ("params", "exp_avg", "exp_avg_sq"),
+        (("params", "grads"), ("exp_avg", "exp_avg_sq")),
+    ),
+    # It refuses every dtype but float32 itself, with -1 and a line on stdout.
+    "adam_rollback": Rule(_ADAM, ("params", "exp_avg", "exp_avg_sq")),
+    # The step is also stored into grads, for nobody: gradients that are not contiguous train all the same.
+    "adagrad_update": Rule(
+        ("params", "grads", "exp_avg_sq"),
+        ("params", "exp_avg_sq"),
+        (("params", "grads"),),
+    ),
+    "lion_update": Rule(
+        ("params", "grads", "exp_avg"),
+        ("params", "exp_avg"),
+        (("params", "grads"),),
+    ),
+    "multi_tensor_adam": Rule(
+        ("grads", "params", "exp_avg", "exp_avg_sq"),
+        ("params", "exp_avg", "exp_avg_sq"),
+        (("params", "grads"), ("exp_avg", "exp_avg_sq")),
+    ),
+    "multi_tensor_lion": Rule(
+        ("grads", "params", "exp_avg"),
+        ("params", "exp_avg"),
+        (("params", "grads"),),
+    ),
+    # The worker reads the gradients long after the call, so these must be the tensors themselves too.
+    "zenflow_adam_register_group": Rule(
+        _ZENFLOW,
+        _ZENFLOW,
+        tuple(("param", name) for name in ("grad0", "grad1", "stale"))
+        + tuple(("exp_avg0", name) for name in ("exp_avg1", "exp_avg_sq0", "exp_avg_sq1")),
+    ),
+}
+"""By function; one that takes no tensor has no rule."""
