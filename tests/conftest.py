@@ -16,6 +16,7 @@ from dsops_prebuilt._variant import GpuArch, Simd
 _SAMPLES = Path(__file__).parent / "data" / "elf"
 SAMPLE_NAME = "sample_op.cpython-311-x86_64-linux-gnu.so"
 SAMPLE_OP = Op(
+    id="sample",
     name="sample",
     kernel="host",
     accelerators=("cpu", "cuda"),

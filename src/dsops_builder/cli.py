@@ -25,6 +25,7 @@ from dsops_builder.report import Report
 
 if TYPE_CHECKING:
     from dsops_builder import pipeline
+    from dsops_builder.core import CoreBuilder
 
 _HELP = "Build DeepSpeed's ops ahead of time: build_matrix.yaml in, verified wheels out."
 
@@ -191,11 +192,10 @@ class _Commands:
         bench.bench(loaded, plan, place, runner=self._shell(), report=self.report)
 
     def core(self, *, dist: Dist = _DIST, cache: Cache = None, matrix: File = _FILE) -> None:
-        """Build the wheels of the loader. Their paths go to stdout."""
+        """Build the wheels of the loader: alone, and with the portable tier. Their paths go to stdout."""
         from dsops_builder import core  # noqa: PLC0415  as above
 
-        root, place = matrix.absolute().parent, self._place(dist, cache, matrix)
-        self.report.wheels(core.build_core(root, place, runner=self._shell(), report=self.report))
+        self.report.wheels(core.build_core(self._core_builder(matrix, self._place(dist, cache, matrix))))
 
     def verify(self, *wheels: Wheels, cuobjdump: Cuobjdump = None) -> None:
         """Check finished wheels against every gate that needs no build; all of them, whatever the first one says."""
@@ -249,11 +249,24 @@ class _Commands:
 
         loaded, plan = self._chosen(file, selection)
         place = self._place(dist, cache, file)
-        core.build_core(file.absolute().parent, place, runner=self._shell(), report=self.report)
+        core.build_core(self._core_builder(file, place))
         pythons = {target.python for target in plan.targets}
         if not all(smoke.has_payload(place.dist, plan.label, each) for each in pythons):
             self.report.wheels(pipeline.build_row(loaded, plan, place, runner=self._shell(), report=self.report))
         return loaded, plan, place
+
+    def _core_builder(self, file: Path, place: pipeline.Workplace) -> CoreBuilder:
+        from dsops_builder import core  # noqa: PLC0415  as above
+
+        matrix, ops = self._load(file)
+        return core.CoreBuilder(
+            root=file.absolute().parent,
+            matrix=matrix,
+            ops={op.id: op for op in ops},
+            place=place,
+            runner=self._shell(),
+            report=self.report,
+        )
 
     def _place(self, dist: Path, cache: Path | None, file: Path) -> pipeline.Workplace:
         from dsops_builder import pipeline  # noqa: PLC0415  as above

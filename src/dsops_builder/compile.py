@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from dsops_builder import flags
 from dsops_builder.cache import cache_key, fresh_folder
 from dsops_builder.compiler import CompilerHome
 from dsops_builder.errors import CommandError, CompileError
-from dsops_builder.fetch import fetch_sdist
-from dsops_builder.model import Compiled, SourceTree, Target
+from dsops_builder.fetch import Sdists
+from dsops_builder.model import Compiled, Target
 from dsops_builder.process import Runner
 from dsops_builder.stock import driver
 from dsops_builder.toolkit import CudaHome
@@ -47,7 +46,7 @@ def diagnostics(output: str) -> str:
 class StockCompiler:
     """Compiles targets of the stock tier, each at most once: results lie in ``cache/compiled`` by what decided them."""
 
-    trees: dict[str, SourceTree]
+    sdists: Sdists
     compiler: CompilerHome
     cache: Path
     jobs: int
@@ -73,24 +72,13 @@ class StockCompiler:
             provenance=self._provenance(env, cuda),
         )
 
-    def license_text(self, deepspeed: str) -> str:
-        """The licence that DeepSpeed's sdist of this release carries."""
-        with tarfile.open(self._sdist(deepspeed)) as archive:
-            found = archive.extractfile(f"deepspeed-{deepspeed}/LICENSE")
-            if found is None:
-                raise CompileError(f"the sdist of DeepSpeed {deepspeed} has no LICENSE")
-            return found.read().decode()
-
-    def _sdist(self, deepspeed: str) -> Path:
-        return fetch_sdist(deepspeed, self.trees[deepspeed].sdist_sha256, self.cache, self.runner)
-
     def _key(self, target: Target, env: TorchEnv, cuda: CudaHome | None) -> str:
-        sources = self.trees[target.deepspeed].sdist_sha256
+        sources = self.sdists.trees[target.deepspeed].sdist_sha256
         toolkit = "" if target.op.kernel == "host" or cuda is None else cuda.key
-        what = (target.op.name, target.accelerator, target.simd.value, *flags.gencode(target.archs), target.python)
+        what = (target.op.id, target.accelerator, target.simd.value, *flags.gencode(target.archs), target.python)
         inputs = (*what, sources, self.compiler.key, toolkit, env.key)
         key = cache_key(inputs, recipe=(__file__, flags.__file__, driver.__file__))
-        return f"{target.op.name}-{target.simd.value}-{key}"
+        return f"{target.op.id}-{target.simd.value}-{key}"
 
     def _provenance(self, env: TorchEnv, cuda: CudaHome | None) -> tuple[tuple[str, str], ...]:
         items = {"host_compiler": self.compiler.description, "torch_headers": env.description}
@@ -101,11 +89,7 @@ class StockCompiler:
     def _build(self, target: Target, env: TorchEnv, cuda: CudaHome | None, folder: Path) -> None:
         work = folder / "work"
         work.mkdir()
-        with tarfile.open(self._sdist(target.deepspeed)) as archive:
-            # Debian 12's Python 3.11.2 has no extraction filters (3.11.4); with them, this is the strict one.
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(work)  # noqa: S202  the sha256 of the sdist is pinned
-        tree = work / f"deepspeed-{target.deepspeed}"
+        tree = self.sdists.unpack(target.deepspeed, work)
         self._run_setup(target, env, cuda, work, tree)
         report = json.loads((work / "report.json").read_text(encoding="utf-8"))
         built = sorted((work / "lib").rglob("*.so"))

@@ -6,20 +6,23 @@ import hashlib
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pooch
 import requests
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, NoSuchProjectError, PyPISimple
 
 from dsops_builder.errors import CommandError, FetchError
-from dsops_builder.model import Package, TorchOrigin
+from dsops_builder.model import Package, SourceTree, TorchOrigin
 from dsops_builder.process import Runner
 
 pooch.get_logger().setLevel("WARNING")
 
+_INDEX_URL = re.compile(r"^(:env:|global)\.index-url='(\S+)'$", re.MULTILINE)
 _ARCHIVE = re.compile(r"^'(?P<base>\S+?)/dists/[^/']+/", re.MULTILINE)
 
 
@@ -88,14 +91,66 @@ class DebianMirror:
         )
 
 
-def fetch_sdist(version: str, sha256: str, cache: Path, runner: Runner) -> Path:
-    """Return DeepSpeed's sdist. Raises :class:`FetchError` for no index, no such release, or another hash."""
-    path = cache / "sdist" / f"deepspeed-{version}.tar.gz"
-    if not path.exists():
-        command = _pip("download", "--no-deps", "--no-binary", "deepspeed", f"deepspeed=={version}")
-        _download(command, path, runner, f"deepspeed {version}")
-    _check(path, (sha256,))
-    return path
+class Sdists:
+    """DeepSpeed's releases as sdists, each pinned by sha256 in ``trees``, kept in ``cache/sdist``.
+
+    They come from the index that pip is configured for. pip itself would run each one's setup.py to learn its name: 5 s
+    a release, and there are dozens.
+    """
+
+    def __init__(self, trees: Mapping[str, SourceTree], cache: Path, runner: Runner) -> None:
+        self.trees = trees
+        self._folder = cache / "sdist"
+        self._runner = runner
+        self._packages: dict[str, DistributionPackage] | None = None
+
+    def fetch(self, version: str) -> Path:
+        """Return the release's sdist. Raises :class:`FetchError` for no index, no such release, or another hash."""
+        path = self._folder / f"deepspeed-{version}.tar.gz"
+        if not path.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with PyPISimple(self._endpoint()) as client, tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+                draft = Path(scratch) / path.name
+                try:
+                    if self._packages is None:
+                        page = client.get_project_page("deepspeed")
+                        self._packages = {p.version or "": p for p in page.packages if p.package_type == "sdist"}
+                    client.download_package(self._packages[version], draft, verify=False)
+                except KeyError:
+                    raise FetchError(f"{self._endpoint()} has no sdist of DeepSpeed {version}") from None
+                except (requests.RequestException, NoSuchProjectError, OSError) as error:
+                    raise FetchError(
+                        f"DeepSpeed {version} cannot be downloaded from {self._endpoint()}: {error}\n"
+                        "Check the network and pip's index-url"
+                    ) from error
+                draft.replace(path)
+        _check(path, (self.trees[version].sdist_sha256,))
+        return path
+
+    def unpack(self, version: str, folder: Path) -> Path:
+        """Unpack the release below ``folder`` and return its tree."""
+        with tarfile.open(self.fetch(version)) as archive:
+            # Debian 12's Python 3.11.2 has no extraction filters (3.11.4); with them, this is the strict one.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder)  # noqa: S202  the sha256 of the sdist is pinned
+        return folder / f"deepspeed-{version}"
+
+    def license_text(self, version: str) -> str:
+        """The licence that the release carries. Raises :class:`FetchError` when it carries none."""
+        with tarfile.open(self.fetch(version)) as archive:
+            try:
+                found = archive.extractfile(f"deepspeed-{version}/LICENSE")
+            except KeyError:
+                found = None
+            if found is None:
+                raise FetchError(f"the sdist of DeepSpeed {version} has no LICENSE")
+            return found.read().decode()
+
+    def _endpoint(self) -> str:
+        """The index of pip: of the environment, else of its files, else the default (pip's manual, "Configuration")."""
+        printed = self._runner.run(_pip("config", "list"))
+        found = dict(_INDEX_URL.findall(printed))
+        return found.get(":env:") or found.get("global") or PYPI_SIMPLE_ENDPOINT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,19 +9,31 @@ from dsops_prebuilt._variant import GpuArch, Simd
 
 # -march and DeepSpeed's macro belong together: the macro picks the kernel (csrc/includes/simd.h), -march lets the
 # compiler assemble it. Macros by op_builder/builder.py, OpBuilder.simd_width (DeepSpeed 0.19.8).
-_MARCH = {Simd.X86_64: "x86-64", Simd.X86_64_V3: "x86-64-v3", Simd.X86_64_V4: "x86-64-v4"}
+_MARCH = {
+    Simd.X86_64: "x86-64",
+    Simd.X86_64_V3: "x86-64-v3",
+    Simd.X86_64_V4: "x86-64-v4",
+    Simd.AARCH64: "armv8-a",
+}
 _MACRO = {Simd.X86_64: "__SCALAR__", Simd.X86_64_V3: "__AVX256__", Simd.X86_64_V4: "__AVX512__"}
 _MACHINE_MACROS = frozenset({*_MACRO.values(), "__NEON__", "__SVE__"})
 
 
 def march(simd: Simd) -> str:
-    """The ``-march`` flag of a SIMD level (GCC manual, "x86 Options")."""
+    """The ``-march`` flag of a SIMD level (GCC manual, "x86 Options" and "AArch64 Options")."""
     return f"-march={_MARCH[simd]}"
 
 
 def simd_macro(simd: Simd) -> str:
     """The macro that makes DeepSpeed's kernels use a SIMD level."""
     return _MACRO[simd]
+
+
+def portable_macro(simd: Simd, texts: Iterable[str]) -> str:
+    """The macro of a level for sources whose files are ``texts``: on aarch64 NEON, if they know it (since 0.19.7)."""
+    if simd is not Simd.AARCH64:
+        return _MACRO[simd]
+    return "__NEON__" if any("__NEON__" in text for text in texts) else "__SCALAR__"
 
 
 def gencode(archs: Iterable[GpuArch]) -> tuple[str, ...]:

@@ -18,11 +18,34 @@ from dsops_prebuilt._variant import GpuArch, TorchBuild
 
 # The C and C++ runtimes, which every manylinux system has (PEP 600).
 _SYSTEM = frozenset(
-    {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+    {
+        "libstdc++.so.6",
+        "libm.so.6",
+        "libgcc_s.so.1",
+        "libc.so.6",
+        "libpthread.so.0",
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+    }
 )
 _TORCH = frozenset({"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"})
 _TORCH_CUDA = frozenset({"libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_cu.so", "libtorch_cuda_cpp.so"})
 
+# The functions of a portable library (ops/_portable).
+_ABI = frozenset(
+    {
+        "dsops_abi",
+        "dsops_bind_openmp",
+        "dsops_call",
+        "dsops_count",
+        "dsops_entry",
+        "dsops_failure",
+        "dsops_name",
+        "dsops_openmp_of",
+        "dsops_released",
+        "dsops_signature",
+    }
+)
 _PYTHON_API = ("Py", "_Py")
 # Ops are compiled with -fopenmp and not linked with it, so that they use the OpenMP runtime that torch loaded:
 # libtorch_cpu.so needs it, under a name and in a folder that differ between torch releases. Where it lies beside
@@ -99,12 +122,17 @@ def check_manifest(root: str, manifest: Manifest) -> Iterator[Failure]:
     file = f"{root}/{FILE_NAME}"
     if root != f"{FOLDER}/{manifest.label}":
         yield Failure(gate="manifest", file=file, found=root, wanted=f"{FOLDER}/{manifest.label}")
-    distribution = f"dsops-prebuilt-{manifest.label}"
+    portable = manifest.label == "portable"
+    distribution = "dsops-prebuilt" if portable else f"dsops-prebuilt-{manifest.label}"
     if manifest.distribution != distribution:
         found = f"distribution {manifest.distribution}"
         wanted = f"{distribution}, for the label {manifest.label}"
         yield Failure(gate="manifest", file=file, found=found, wanted=wanted)
     for artifact in manifest.artifacts:
+        tier = "portable" if portable else "stock"
+        if artifact.tier != tier:
+            found, wanted = f"tier {artifact.tier}", f"{tier}, in the payload {manifest.label}"
+            yield Failure(gate="manifest", file=f"{root}/{artifact.file}", found=found, wanted=wanted)
         for holds, found, wanted in _claims(artifact, manifest.label):
             if not holds:
                 yield Failure(gate="manifest", file=f"{root}/{artifact.file}", found=found, wanted=wanted)
@@ -131,12 +159,19 @@ def _claims(artifact: Artifact, label: str) -> Iterator[tuple[bool, str, str]]:
     fits = toolkit is None or label == f"cu{toolkit.major}{toolkit.minor}"
     yield fits, f"toolkit {toolkit} in the payload {label}", "the toolkit of the label"
     *folders, _ = file.split("/")
-    if artifact.torch is None:
-        yield artifact.simd.value in folders, f"file {file}", f"one in a folder {artifact.simd}"
-        return
-    yield from _torch_claims(artifact.torch)
+    if artifact.tier == "portable":
+        bindings = [name for name in ("python", "torch", "cuda") if getattr(artifact, name) is not None]
+        yield not bindings, f"a portable artifact bound to {' and '.join(bindings)}", "none of python, torch, cuda"
+    bound_to = []
+    if artifact.torch is not None:
+        yield from _torch_claims(artifact.torch)
+        bound_to = [f"torch{artifact.torch.minor}"]
     releases = {release for source in sources for release in source.deepspeed}
-    wanted_folders = [[f"torch{artifact.torch.minor}", op, f"ds{release}", artifact.simd.value] for release in releases]
+    # Where accelerators have different kernels of one name, the folder names the accelerator too.
+    ids = (op, f"{op}_{'_'.join(accelerators)}")
+    wanted_folders = [
+        [*bound_to, folder, f"ds{release}", artifact.simd.value] for folder in ids for release in releases
+    ]
     wanted = " or ".join(sorted("/".join(each) for each in wanted_folders)) or "that of a DeepSpeed release"
     yield folders in wanted_folders, f"folder {'/'.join(folders) or 'none'}", wanted
 
@@ -205,6 +240,20 @@ def check_symbols(file: str, elf: Elf, artifact: Artifact, torch_libs: Mapping[s
         if not symbol.startswith(exempt):
             wanted = f"every symbol without a version defined by {where}"
             yield Failure(gate="symbols", file=file, found=f"{symbol} undefined", wanted=wanted)
+
+
+def check_exports(file: str, elf: Elf, artifact: Artifact) -> Iterator[Failure]:
+    """A portable library exports its C ABI and nothing else.
+
+    Of two definitions of one name the first that was loaded counts: an exported GOMP_parallel or kernel could be taken
+    by another library, or be replaced by it.
+    """
+    if artifact.tier != "portable":
+        return
+    for symbol in sorted(elf.defined - _ABI):
+        yield Failure(gate="exports", file=file, found=symbol, wanted=f"only {', '.join(sorted(_ABI))}")
+    for symbol in sorted(_ABI - elf.defined):
+        yield Failure(gate="exports", file=file, found=f"no {symbol}", wanted="it, for the loader calls it")
 
 
 def check_instructions(file: str, code: Instructions, artifact: Artifact) -> Iterator[Failure]:

@@ -70,6 +70,7 @@ Pin = Annotated[str, _word(r"[A-Za-z0-9._-]+==[^=\s*]+", "NAME==VERSION")]
 OpName = Annotated[str, _word(r"[a-z][a-z0-9_]*", "an op's NAME, such as cpu_adam")]
 Accelerator = Literal["cpu", "cuda"]
 BuildVariable = Annotated[str, _word(r"DS_BUILD_[A-Z0-9_]+", "DS_BUILD_NAME, the builder's BUILD_VAR")]
+SourceName = Annotated[str, _word(r"([a-z0-9_]+/)+[a-z0-9_]+\.cpp", "a source below csrc, such as adam/cpu_adam.cpp")]
 ModuleName = Annotated[str, _word(r"[a-z_]\w*(\.\w+)+", "a dotted module name, such as deepspeed.ops.adam.cpu_adam_op")]
 Arch = Annotated[GpuArch, BeforeValidator(_arch), PlainSerializer(str)]
 Level = Annotated[Simd, BeforeValidator(_simd)]
@@ -94,12 +95,14 @@ class Package(Frozen):
 
 
 class HostCompiler(Frozen):
-    """The C++ compiler with the old glibc that it compiles against, and the ceilings that link stubs enforce.
+    """A C++ compiler with the old glibc that it compiles against, and the ceilings that link stubs enforce.
 
-    ``sysroot`` packages are unpacked into one tree; ``libraries`` are the shared libraries that the compiler itself
-    needs to run, kept apart because the sysroot's glibc must not reach a running program.
+    It runs on x86-64 and compiles for ``machine``. ``sysroot`` packages are unpacked into one tree; ``libraries`` are
+    the shared libraries that the compiler itself needs to run, kept apart because the sysroot's glibc must not reach a
+    running program.
     """
 
+    machine: Literal["x86_64", "aarch64"] = "x86_64"
     name: Text
     version: Release
     glibc: MajorMinor
@@ -156,32 +159,46 @@ class Row(Frozen):
     excludes: tuple[Exclude, ...] = ()
 
 
+class Portable(Frozen):
+    """The portable tier: its ops, and its SIMD levels. It is made from every release under ``deepspeed``."""
+
+    ops: Filled[str]
+    simd: Filled[Level]
+
+
 class Matrix(Frozen):
     """The whole of ``build_matrix.yaml``."""
 
     schema_version: Literal[1]
     deepspeed: dict[Release, SourceTree]
     compiler: HostCompiler
+    cross_compilers: dict[Literal["aarch64"], HostCompiler] = {}
+    emulator: Package | None = None
     toolkits: dict[MajorMinor, Toolkit]
     python_headers: dict[Python, Package]
     tracer: tuple[Package, ...]
     requirements: tuple[Pin, ...]
+    portable: Portable
     rows: dict[RowId, Row]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
-    """One op's descriptor, from ``ops/<name>/op.yaml``.
+    """One op's descriptor, from ``ops/<id>/op.yaml``.
 
-    ``kernel`` is where the code runs: ``host`` (SIMD levels apply, no CUDA) or ``cuda``. ``accelerators`` are the
+    ``id`` is the name of the folder, by which the matrix calls the op: ``name``, the builder's ``NAME``, or, where
+    accelerators have different kernels of one name, that and the accelerator (``fused_adam_cpu``). ``kernel`` is where the code runs: ``host`` (SIMD levels apply, no CUDA) or ``cuda``. ``accelerators`` are the
     DeepSpeed accelerators whose builder of this name is this kernel. ``module`` is the extension's dotted name.
+    ``portable`` has the sources below csrc, in the builder's order, for an op of the portable tier.
     """
 
+    id: str
     name: str
     kernel: Literal["host", "cuda"]
     accelerators: tuple[str, ...]
     build_variable: str
     module: str
+    portable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +221,7 @@ class Target:
     def id(self) -> str:
         """Every number has a separator: ``1_cu118/torch2.7.1/cp311/cpu_adam/ds0.19.8/x86_64_v3``."""
         return "/".join(
-            (self.row, f"torch{self.torch}", self.python_tag, self.op.name, f"ds{self.deepspeed}", self.simd.value)
+            (self.row, f"torch{self.torch}", self.python_tag, self.op.id, f"ds{self.deepspeed}", self.simd.value)
         )
 
     @property
@@ -283,6 +300,7 @@ __all__ = [
     "Op",
     "Package",
     "Pairing",
+    "Portable",
     "Row",
     "SourceTree",
     "Target",

@@ -16,7 +16,7 @@ from dsops_builder import fatbin, repair, verify, wheel
 from dsops_builder.compile import StockCompiler
 from dsops_builder.compiler import set_up_compiler
 from dsops_builder.errors import CompileError, UsageError
-from dsops_builder.fetch import DebianMirror
+from dsops_builder.fetch import DebianMirror, Sdists
 from dsops_builder.model import Compiled, Matrix, Wheel
 from dsops_builder.plan import Plan
 from dsops_builder.process import Runner
@@ -130,8 +130,8 @@ class _RowBuilder:
                 environments[torch, python] = factory.set_up(
                     pairings[torch], python, self.plan.interpreter(python), self.plan.torch_origin(torch)
                 )
-        trees, jobs = self.matrix.deepspeed, os.cpu_count() or 1
-        stock = StockCompiler(trees=trees, compiler=compiler, cache=cache, jobs=jobs, runner=runner)
+        sdists = Sdists(self.matrix.deepspeed, cache, runner)
+        stock = StockCompiler(sdists=sdists, compiler=compiler, cache=cache, jobs=os.cpu_count() or 1, runner=runner)
         return _Tools(stock=stock, cuda=cuda, environments=environments)
 
     def compile(self, python: str, tools: _Tools) -> tuple[tuple[Compiled, ...], list[CompileError]]:
@@ -163,7 +163,7 @@ class _RowBuilder:
         """The project's licence, and DeepSpeed's: the binaries are made of its sources."""
         ours = [(path.name, path.read_text(encoding="utf-8")) for path in self.place.licenses]
         newest = max((item.target.deepspeed for item in compiled), key=Version)
-        return (*ours, ("LICENSE.deepspeed", tools.stock.license_text(newest)))
+        return (*ours, ("LICENSE.deepspeed", tools.stock.sdists.license_text(newest)))
 
     def _gpu_code(self, path: Path, tools: _Tools) -> fatbin.GpuCode:
         if tools.cuda is None:  # wheel.seal asks for targets with a toolkit only, and those have one

@@ -92,7 +92,7 @@ class Plan:
         plural = "" if count == 1 else "s"
         lines = [f"{self.row}: build {self.build} of the {self.label} payload, {count} target{plural}"]
         cells = [
-            (one.torch, f"abi{one.cxx11_abi:d}", one.python, one.op.name, one.deepspeed, _code(one))
+            (one.torch, f"abi{one.cxx11_abi:d}", one.python, one.op.id, one.deepspeed, _code(one))
             for one in self.targets
         ]
         if cells:
@@ -124,7 +124,7 @@ def make_plan(matrix: Matrix, ops: Iterable[Op], selection: Selection, facts: Fa
     """
     row = _row(matrix, selection)
     build, label = split_row_id(selection.row)
-    maker = _Maker(row_id=selection.row, row=row, ops={op.name: op for op in ops}, facts=facts)
+    maker = _Maker(row_id=selection.row, row=row, ops={op.id: op for op in ops}, facts=facts)
     cells: list[Target | Excluded] = []
     origins: dict[str, TorchOrigin] = {}
     for pairing, python in _pairs(selection, row):

@@ -36,6 +36,7 @@ def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Fault
             faults.add(file.fault(where, differs(file.spellings[where], accepted)))
     _check_ceilings(file, faults)
     _check_requirements(file, faults)
+    _check_portable(file, ops, faults)
     for row in file.keys("rows"):
         _Row(file=file, ops=ops, faults=faults, id=row).check()
 
@@ -60,6 +61,21 @@ def _check_requirements(file: YamlFile, faults: Faults) -> None:
         if (other := first.setdefault(name, item)) != item:
             accepted = f"each package once; item {other[-1]} is {file.spellings[other]}"
             faults.add(file.fault(item, differs(file.spellings[item], accepted)))
+
+
+def _check_portable(file: YamlFile, ops: Mapping[str, Op | None], faults: Faults) -> None:
+    able = [op.id for op in ops.values() if op is not None and op.portable]
+    for item, name in file.texts("portable", "ops").items():
+        op = ops.get(name)
+        if name not in ops or (op is not None and not op.portable):
+            accepted = f"an op with portable sources: {listed(able)}"
+            faults.add(file.fault(item, differs(file.spellings[item], accepted, suggestion(name, able))))
+    for key in ("ops", "simd"):
+        first: dict[str, Location] = {}
+        for item, text in file.texts("portable", key).items():
+            if (other := first.setdefault(text, item)) != item:
+                accepted = f"each entry once; item {other[-1]} is the same"
+                faults.add(file.fault(item, differs(file.spellings[item], accepted)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +147,7 @@ class _Row:
         if label is None:
             return
         accelerator = "cuda" if label["major"] else "cpu"
-        fitting = [op.name for op in self.ops.values() if op is not None and accelerator in op.accelerators]
+        fitting = [op.id for op in self.ops.values() if op is not None and accelerator in op.accelerators]
         for item, name in self.file.texts("rows", self.id, "ops").items():
             op = self.ops.get(name)
             if op is not None and accelerator not in op.accelerators:

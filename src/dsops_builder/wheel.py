@@ -97,13 +97,13 @@ def slots(payload: Payload) -> tuple[Slot, ...]:
 def _identity(compiled: Compiled) -> tuple[object, ...]:
     target = compiled.target
     digest = hashlib.sha256(compiled.path.read_bytes()).digest()
-    return (target.torch, target.cxx11_abi, target.op.name, target.simd, target.toolkit, compiled.defines, digest)
+    return (target.torch, target.cxx11_abi, target.op.id, target.simd, target.toolkit, compiled.defines, digest)
 
 
 def _place(compiled: Compiled) -> str:
     target = compiled.target
     torch = f"torch{TorchBuild(target.torch).minor}"
-    folders = (torch, target.op.name, f"ds{target.deepspeed}", target.simd.value)
+    folders = (torch, target.op.id, f"ds{target.deepspeed}", target.simd.value)
     return "/".join((*folders, compiled.path.name))
 
 
@@ -117,7 +117,7 @@ def pack(payload: Payload, folder: Path) -> Path:
     info = payload.stem + _DIST_INFO
     contents = {f"{payload.root}/{slot.file}": slot.compiled[0].path.read_bytes() for slot in slots(payload)}
     contents[f"{info}/METADATA"] = _metadata(payload).encode()
-    contents[f"{info}/WHEEL"] = _wheel_text(payload.target.build, (tag,)).encode()
+    contents[f"{info}/WHEEL"] = wheel_text((tag,), payload.target.build).encode()
     contents.update({f"{info}/licenses/{name}": text.encode() for name, text in payload.licenses})
     return write_wheel(folder / f"{payload.stem}-{payload.target.build}-{tag}.whl", contents)
 
@@ -152,7 +152,7 @@ def seal(repaired: Path, payload: Payload, folder: Path, *, gpu_code: Callable[[
     )
     contents[f"{payload.root}/{FILE_NAME}"] = manifest.to_json().encode()
     tags = sorted(str(tag) for tag in parse_wheel_filename(repaired.name)[3])
-    contents[f"{info}/WHEEL"] = _wheel_text(payload.target.build, tags).encode()
+    contents[f"{info}/WHEEL"] = wheel_text(tags, payload.target.build).encode()
     return write_wheel(folder / repaired.name, contents)
 
 
@@ -235,9 +235,11 @@ def _metadata(payload: Payload) -> str:
     return "\n".join(lines)
 
 
-def _wheel_text(build: int, tags: Iterable[str]) -> str:
+def wheel_text(tags: Iterable[str], build: int | None = None) -> str:
+    """The file WHEEL of a wheel with shared objects; ``build`` is its build number, if it has one."""
     lines = ["Wheel-Version: 1.0", "Generator: dsops_builder", "Root-Is-Purelib: false"]
-    return "\n".join([*lines, *(f"Tag: {tag}" for tag in tags), f"Build: {build}", ""])
+    lines += [f"Tag: {tag}" for tag in tags]
+    return "\n".join([*lines, *([] if build is None else [f"Build: {build}"]), ""])
 
 
 def write_wheel(path: Path, contents: Mapping[str, bytes]) -> Path:

@@ -18,7 +18,7 @@ import pytest
 from dsops_builder.compile import StockCompiler
 from dsops_builder.compiler import CompilerHome
 from dsops_builder.errors import CompileError
-from dsops_builder.fetch import fetch_sdist
+from dsops_builder.fetch import Sdists
 from dsops_builder.model import Matrix, Op, SourceTree, Target
 from dsops_builder.process import Shell
 from dsops_builder.torchenv import TorchEnv
@@ -38,11 +38,7 @@ def private_cache(cache: Path, tmp_path: Path) -> Path:
 def stock(private_cache: Path, matrix: Matrix, compiler: CompilerHome, target: Target) -> StockCompiler:
     """A compiler of targets whose DeepSpeed has an error in one file."""
     release = target.deepspeed
-    sdist = fetch_sdist(release, matrix.deepspeed[release].sdist_sha256, private_cache / "good", Shell())
-    with tarfile.open(sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(private_cache)
-    tree = private_cache / f"deepspeed-{release}"
+    tree = Sdists(matrix.deepspeed, private_cache / "good", Shell()).unpack(release, private_cache)
     source = tree / "csrc/adam/cpu_adam.cpp"
     source.write_text("#error planted here\n" + source.read_text())
     broken = private_cache / f"sdist/deepspeed-{release}.tar.gz"
@@ -50,7 +46,8 @@ def stock(private_cache: Path, matrix: Matrix, compiler: CompilerHome, target: T
     with tarfile.open(broken, "w:gz") as archive:
         archive.add(tree, tree.name)
     trees = {release: SourceTree(sdist_sha256=hashlib.sha256(broken.read_bytes()).hexdigest())}
-    return StockCompiler(trees=trees, compiler=compiler, cache=private_cache, jobs=2, runner=Shell())
+    sdists = Sdists(trees, private_cache, Shell())
+    return StockCompiler(sdists=sdists, compiler=compiler, cache=private_cache, jobs=2, runner=Shell())
 
 
 def test_an_error_in_the_sources_shows_the_compilers_own_lines(

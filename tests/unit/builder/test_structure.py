@@ -47,6 +47,7 @@ ORDER = (
     "flags",
     "stock",
     "compile",
+    "portable",
     "isa",
     "fatbin",
     "gates",
