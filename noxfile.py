@@ -51,24 +51,25 @@ def build(session: nox.Session) -> None:
 
 
 def smoke(session: nox.Session) -> None:
-    """Train with the row's wheels, in a clean environment: 20 steps under strace."""
+    """Train with the row's wheels (or, for core, the loader's), in a clean environment: 20 steps under strace."""
     builder(session, "smoke", session.name.removeprefix("smoke-"))
 
 
 for row in row_ids():
     nox.session(name=f"build-{row}")(build)
     nox.session(name=f"smoke-{row}")(smoke)
+nox.session(name="smoke-core")(smoke)
 
 
 @nox.session
 def core(session: nox.Session) -> None:
-    """Build the loader's wheels into dist/."""
+    """Build the loader's wheels into dist/: alone, and with the portable tier."""
     builder(session, "core")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what the loader costs at a start of Python and at the first load."""
+    """Measure what the loader costs, and a step of Adam by tier; the JSON goes to stdout."""
     builder(session, "bench", "1_cpu")
 
 

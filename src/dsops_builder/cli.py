@@ -168,11 +168,31 @@ class _Commands:
         cache: Cache = None,
         matrix: File = _FILE,
     ) -> None:
-        """Install a row's wheels into a clean environment and train with them. Wheels that are not there are built."""
+        """Install a row's wheels into a clean environment and train with them. Wheels that are not there are built.
+
+        With ``core`` for a row, the core wheel is built, and proved in every environment that the matrix lists for it.
+        """
+        if row == "core":
+            self._smoke_core(torch, python, dist, cache, matrix)
+            return
         loaded, plan, place = self._with_wheels(Selection(row=row, torch=torch, python=python), dist, cache, matrix)
         from dsops_builder import smoke  # noqa: PLC0415  as above
 
         smoke.smoke_row(loaded, plan, place, runner=self._shell(), report=self.report)
+
+    def _smoke_core(self, torch: str | None, python: str | None, dist: Path, cache: Path | None, file: Path) -> None:
+        loaded, _ = self._load(file)
+        cells = tuple(
+            cell for cell in loaded.portable.smoke if torch in {None, cell.torch} and python in {None, cell.python}
+        )
+        if not cells:
+            has = "; ".join(f"--python {cell.python} --torch {cell.torch}" for cell in loaded.portable.smoke)
+            raise UsageError(f"the matrix has no such environment for the core wheel; it has {has}")
+        from dsops_builder import core, smoke  # noqa: PLC0415  as above
+
+        place = self._place(dist, cache, file)
+        core.build_core(self._core_builder(file, place))
+        smoke.smoke_core(loaded, cells, place, runner=self._shell(), report=self.report)
 
     def bench(
         self,
@@ -185,7 +205,7 @@ class _Commands:
         cache: Cache = None,
         matrix: File = _FILE,
     ) -> None:
-        """Measure what the loader costs, with a row's wheels. Wheels that are not there are built."""
+        """Measure what the loader costs and how fast each tier steps. Wheels that are not there are built."""
         loaded, plan, place = self._with_wheels(Selection(row=row, torch=torch, python=python), dist, cache, matrix)
         from dsops_builder import bench  # noqa: PLC0415  as above
 

@@ -112,6 +112,18 @@ class HostCompiler(Frozen):
     libraries: tuple[Package, ...]
 
 
+def _by_machine(compilers: dict[str, HostCompiler]) -> dict[str, HostCompiler]:
+    if any(compiler.machine != machine for machine, compiler in compilers.items()):
+        raise _not_accepted("compilers whose machine is their key")
+    return compilers
+
+
+def _native(compiler: HostCompiler) -> HostCompiler:
+    if compiler.machine != "x86_64":
+        raise _not_accepted("a compiler for x86_64; others are for cross_compilers")
+    return compiler
+
+
 class Toolkit(Frozen):
     """A CUDA toolkit: who provides it and what must come out (``nvcc`` of ``release``)."""
 
@@ -159,11 +171,23 @@ class Row(Frozen):
     excludes: tuple[Exclude, ...] = ()
 
 
+class Environment(Frozen):
+    """One environment in which the portable tier is proved to train: what a user could have installed."""
+
+    python: Python
+    torch: Release
+    deepspeed: Release
+
+
 class Portable(Frozen):
-    """The portable tier: its ops, and its SIMD levels. It is made from every release under ``deepspeed``."""
+    """The portable tier: its ops, and its SIMD levels. It is made from every release under ``deepspeed``.
+
+    ``smoke`` are the environments of ``nox -s smoke-core``.
+    """
 
     ops: Filled[str]
     simd: Filled[Level]
+    smoke: Filled[Environment]
 
 
 class Matrix(Frozen):
@@ -171,9 +195,9 @@ class Matrix(Frozen):
 
     schema_version: Literal[1]
     deepspeed: dict[Release, SourceTree]
-    compiler: HostCompiler
-    cross_compilers: dict[Literal["aarch64"], HostCompiler] = {}
-    emulator: Package | None = None
+    compiler: Annotated[HostCompiler, AfterValidator(_native)]
+    cross_compilers: Annotated[dict[Literal["aarch64"], HostCompiler], AfterValidator(_by_machine)] = {}
+    emulator: Package
     toolkits: dict[MajorMinor, Toolkit]
     python_headers: dict[Python, Package]
     tracer: tuple[Package, ...]
@@ -187,9 +211,10 @@ class Op:
     """One op's descriptor, from ``ops/<id>/op.yaml``.
 
     ``id`` is the name of the folder, by which the matrix calls the op: ``name``, the builder's ``NAME``, or, where
-    accelerators have different kernels of one name, that and the accelerator (``fused_adam_cpu``). ``kernel`` is where the code runs: ``host`` (SIMD levels apply, no CUDA) or ``cuda``. ``accelerators`` are the
-    DeepSpeed accelerators whose builder of this name is this kernel. ``module`` is the extension's dotted name.
-    ``portable`` has the sources below csrc, in the builder's order, for an op of the portable tier.
+    accelerators have different kernels of one name, that and the accelerator (``fused_adam_cpu``). ``kernel`` is where
+    the code runs: ``host`` (SIMD levels apply, no CUDA) or ``cuda``. ``accelerators`` are the DeepSpeed accelerators
+    whose builder of this name is this kernel. ``module`` is the extension's dotted name. ``portable`` has the
+    sources below csrc, in the builder's order, for an op of the portable tier.
     """
 
     id: str
@@ -292,6 +317,7 @@ def split_row_id(row_id: str) -> tuple[int, str]:
 
 __all__ = [
     "Compiled",
+    "Environment",
     "Exclude",
     "Excluded",
     "Frozen",

@@ -22,7 +22,7 @@ _LABEL = re.compile(r"[1-9]\d*_(?P<label>cpu|cu(?P<major>\d+)(?P<minor>\d))")
 # What a system of manylinux_2_28 has (PEP 600; auditwheel's policy file): the newest tag that a wheel may have.
 _CEILINGS = {"glibc": "2.28", "glibcxx": "3.4.24", "cxxabi": "1.3.11"}
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
-# The compiler is one for x86-64, from Debian's amd64 packages.
+# Rows are built for x86-64 only.
 _LEVELS = tuple(level for level in Simd if level.machine == "x86_64")
 
 
@@ -42,12 +42,14 @@ def check_references(file: YamlFile, ops: Mapping[str, Op | None], faults: Fault
 
 
 def _check_ceilings(file: YamlFile, faults: Faults) -> None:
-    for key, newest in _CEILINGS.items():
-        where: Location = ("compiler", key)
-        found = file.text(*where) or ""
-        if _NUMBERS.fullmatch(found) and _numbers(found) > _numbers(newest):
-            accepted = f"{newest} or older: manylinux_2_28 allows nothing newer"
-            faults.add(file.fault(where, differs(file.spellings[where], accepted)))
+    compilers: list[Location] = [("compiler",), *(("cross_compilers", key) for key in file.keys("cross_compilers"))]
+    for compiler in compilers:
+        for key, newest in _CEILINGS.items():
+            where: Location = (*compiler, key)
+            found = file.text(*where) or ""
+            if _NUMBERS.fullmatch(found) and _numbers(found) > _numbers(newest):
+                accepted = f"{newest} or older: manylinux_2_28 allows nothing newer"
+                faults.add(file.fault(where, differs(file.spellings[where], accepted)))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -70,6 +72,12 @@ def _check_portable(file: YamlFile, ops: Mapping[str, Op | None], faults: Faults
         if name not in ops or (op is not None and not op.portable):
             accepted = f"an op with portable sources: {listed(able)}"
             faults.add(file.fault(item, differs(file.spellings[item], accepted, suggestion(name, able))))
+    compilers = {"x86_64", *file.keys("cross_compilers")}
+    levels = [level.value for level in Simd if level.machine in compilers]
+    for item, text in file.texts("portable", "simd").items():
+        if text in set(Simd) - set(levels):
+            accepted = f"a level that a compiler is for ({listed(levels)}); `cross_compilers` has none for this machine"
+            faults.add(file.fault(item, differs(file.spellings[item], accepted)))
     for key in ("ops", "simd"):
         first: dict[str, Location] = {}
         for item, text in file.texts("portable", key).items():

@@ -20,11 +20,13 @@ from auditwheel.error import AuditwheelError
 from auditwheel.libc import Libc
 from auditwheel.wheel_abi import analyze_wheel_abi, get_wheel_elfdata
 from elftools.common.exceptions import ELFError
+from packaging.utils import parse_wheel_filename
 
 from dsops_builder.errors import GateError
 from dsops_builder.process import Runner
 
-NEWEST_TAG = "manylinux_2_28_x86_64"
+_NEWEST = "manylinux_2_28"
+_MACHINES = ("x86_64", "aarch64")
 
 # Libraries that come with the torch of the user's environment, or with its driver; auditwheel must not copy them in.
 # libgomp is not one of them on purpose: an op that needs it would bring a second OpenMP runtime, and must fail here.
@@ -51,37 +53,54 @@ _DAMAGED = (csv.Error, AttributeError, TypeError, AssertionError, ArithmeticErro
 class Proof:
     """What auditwheel says of a wheel, its words about each fact.
 
-    ``tags`` are the platform tags that are true of it, best first (that of the oldest system); none when it needs
-    something that no policy allows. ``beyond`` are the symbol versions newer than ``NEWEST_TAG`` allows, by library;
+    ``newest`` is the newest tag that it may have. ``tags`` are the platform tags that are true of it, best first (that
+    of the oldest system); none when it needs something that no policy allows. ``beyond`` are the symbol versions newer
+    than ``newest`` allows, by library;
     ``foreign`` the libraries that are neither in the policies nor the user's torch.
     """
 
+    newest: str
     tags: tuple[str, ...]
     beyond: tuple[tuple[str, tuple[str, ...]], ...]
     foreign: tuple[str, ...]
 
     @property
     def obstacles(self) -> str:
-        """Why the wheel has no tag up to ``NEWEST_TAG``, in words; empty when it has one."""
+        """Why the wheel has no tag up to ``newest``, in words; empty when it has one."""
         parts = [f"{library} {', '.join(versions)}" for library, versions in self.beyond]
         parts += [f"{library}, which the tag does not allow" for library in self.foreign]
-        if not parts and NEWEST_TAG not in self.tags:
+        if not parts and self.newest not in self.tags:
             parts = ["something that no policy allows (run auditwheel show)"]
         return "; ".join(parts)
 
 
+def newest_tag(machine: str) -> str:
+    """The newest platform tag that a wheel for ``machine`` may need: ``manylinux_2_28_x86_64``."""
+    return f"{_NEWEST}_{machine}"
+
+
+def machine_of(wheel: Path) -> str:
+    """``x86_64`` or ``aarch64``, by the platform in the file name. Raises :class:`GateError` for another."""
+    platforms = {tag.platform for tag in parse_wheel_filename(wheel.name)[3]}
+    for machine in _MACHINES:
+        if all(platform.endswith(f"_{machine}") for platform in platforms):
+            return machine
+    raise GateError(f"{wheel.name}: for {', '.join(sorted(platforms))}; wanted one of {', '.join(_MACHINES)}")
+
+
 def prove(wheel: Path) -> Proof:
-    """Ask auditwheel which tags are true of ``wheel``; the tags in its name do not matter.
+    """Ask auditwheel which tags are true of ``wheel``, of those of the machine that its name tells.
 
     Not for several threads at once: auditwheel changes the working directory while it reads.
     Raises :class:`GateError` when auditwheel cannot read it.
     """
     # auditwheel remembers a wheel by its path alone, and paths come again here with other contents.
     get_wheel_elfdata.cache_clear()
+    machine = machine_of(wheel)
     try:
         found = analyze_wheel_abi(
             Libc.GLIBC,
-            Architecture.x86_64,
+            Architecture[machine],
             wheel.absolute(),
             frozenset(_FROM_TORCH),
             # SIMD levels are the loader's choice at run time and a gate of their own; the tag must not depend on them.
@@ -93,12 +112,13 @@ def prove(wheel: Path) -> Proof:
     policies = found.policies
     # A policy that is less than another is that of a newer system.
     true = sorted((p for p in policies if p != policies.linux and not found.overall_policy < p), reverse=True)
-    limit = policies.get_policy_by_name(NEWEST_TAG)
+    limit = policies.get_policy_by_name(newest_tag(machine))
     newer = {
         library: tuple(sorted(version for version in versions if _is_beyond(version, limit.symbol_versions)))
         for library, versions in found.versioned_symbols.items()
     }
     return Proof(
+        newest=newest_tag(machine),
         tags=tuple(tag for policy in true for tag in (policy.name, *policy.aliases)),
         beyond=tuple((library, versions) for library, versions in sorted(newer.items()) if versions),
         foreign=tuple(sorted(found.external_refs[limit.name].libs)),
@@ -114,13 +134,14 @@ def _is_beyond(version: str, allowed: Mapping[str, frozenset[str]]) -> bool:
 def repair(wheel: Path, *, into: Path, runner: Runner, environment: Mapping[str, str]) -> Path:
     """Run ``auditwheel repair`` on ``wheel`` and return the repaired wheel, which is in the folder ``into``.
 
-    ``environment`` is this process's own. Raises :class:`GateError` when the tag would be newer than ``NEWEST_TAG`` or
+    ``environment`` is this process's own. Raises :class:`GateError` when the tag would be newer than the newest, or
     a library would be copied in, and :class:`~dsops_builder.errors.CommandError` when auditwheel fails otherwise.
     """
     proof = prove(wheel)
     if proof.obstacles:
         best = proof.tags[0] if proof.tags else "none"
-        raise GateError(f"{wheel.name}: tag: found {best}, because of {proof.obstacles}; wanted {NEWEST_TAG} or older")
+        because = f"found {best}, because of {proof.obstacles}"
+        raise GateError(f"{wheel.name}: tag: {because}; wanted {proof.newest} or older")
     excludes = [word for pattern in _FROM_TORCH for word in ("--exclude", pattern)]
     command = [sys.executable, "-m", "auditwheel", "repair", "--disable-isa-ext-check", "--plat", "auto"]
     into.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,8 @@ from dsops_builder.errors import ToolchainError
 from dsops_builder.process import Runner
 
 _HIDDEN = 0x8000
+# "Return this number", by machine (System V ABI, AMD64 and AArch64 supplements).
+_RETURN = {"x86_64": "movl ${answer},%eax\nret", "aarch64": "movz w0,#{answer}\nret"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -125,13 +127,21 @@ def capped(symbols: Iterable[StubSymbol], ceilings: dict[str, tuple[int, ...]]) 
     return tuple(sorted(result))
 
 
-def write_stub(path: Path, symbols: Sequence[StubSymbol], compiler: Path, runner: Runner, *, answer: int = 0) -> None:
-    """Write a shared library that defines ``symbols``; every function returns ``answer``.
+def write_stub(
+    path: Path,
+    symbols: Sequence[StubSymbol],
+    compiler: Path,
+    runner: Runner,
+    *,
+    answer: int = 0,
+    machine: str = "x86_64",
+) -> None:
+    """Write a shared library for ``machine`` that defines ``symbols``; every function returns ``answer``.
 
     Raises :class:`~dsops_builder.errors.CommandError` when the assembler or the linker refuses.
     """
     assembly, version_script = path.with_suffix(".s"), path.with_suffix(".map")
-    assembly.write_text(_assembly(symbols, answer), encoding="ascii")
+    assembly.write_text(_assembly(symbols, _RETURN[machine].format(answer=answer)), encoding="ascii")
     command = [str(compiler), "-shared", "-nostdlib", f"-Wl,-soname,{path.name}", "-o", str(path)]
     versions = sorted({symbol.version for symbol in symbols if symbol.version})
     if versions:
@@ -142,13 +152,13 @@ def write_stub(path: Path, symbols: Sequence[StubSymbol], compiler: Path, runner
     version_script.unlink(missing_ok=True)
 
 
-def _assembly(symbols: Sequence[StubSymbol], answer: int) -> str:
+def _assembly(symbols: Sequence[StubSymbol], function: str) -> str:
     code, data = [".text"], [".data"]
     for number, symbol in enumerate(symbols):
         label = f'"{symbol.name}"' if not symbol.version else f"dsops_stub_{number}"
         kind, body = ("object", f".zero {symbol.size}")
         if symbol.is_function:
-            kind, body = ("function", f"movl ${answer},%eax\nret")
+            kind, body = ("function", function)
         lines = code if symbol.is_function else data
         lines.append(f".{'weak' if symbol.weak else 'globl'} {label}\n.type {label},@{kind}\n{label}:\n{body}")
         if not symbol.is_function:

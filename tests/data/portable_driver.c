@@ -104,14 +104,14 @@ int main(int argc, char **argv)
 
     /* The entry, then: optimizer_id, alpha, betta1, betta2, eps, weight_decay, adamw_mode, should_log. */
     const Slot create[] = {{.entry = entry("create_adam", "ifffff?" "?>i")}, {.number = 0},
-                           {.real = 1e-3}, {.real = 0.9}, {.real = 0.999}, {.real = 1e-8}, {.real = 0.01},
+                           {.real = 0.02}, {.real = 0.9}, {.real = 0.95}, {.real = 1e-8}, {.real = 0.1},
                            {.number = 1}, {.number = 0}};
     enter("create_adam", create);
 
     /* The entry, then: optimizer_id, step, lr, beta1, beta2, epsilon, weight_decay, bias_correction, and for each tensor
      * its address, and its number of elements with the scalar type in the highest byte. */
     Slot update[9 + 4 * 2] = {{.entry = entry("adam_update", "iQfffff?rrrr>i")}, {.number = 0}, {.number = 0},
-                              {.real = 1e-3}, {.real = 0.9}, {.real = 0.999}, {.real = 1e-8}, {.real = 0.01},
+                              {.real = 0.02}, {.real = 0.9}, {.real = 0.95}, {.real = 1e-8}, {.real = 0.1},
                               {.number = 1}};
     for (int i = 0; i < 4; ++i) {
         update[9 + 2 * i].data = tensors[i];

@@ -66,8 +66,10 @@ class CoreBuilder:
 
     def _compiler(self, machine: str) -> CompilerHome:
         with self.report.step(f"compiler for {machine}"):
-            mirror = self.place.mirror(self.runner)
-            return set_up_compiler(self.matrix.compiler, mirror, self.place.cache, self.runner)
+            mirror, matrix = self.place.mirror(self.runner), self.matrix
+            own = [matrix.compiler, *matrix.cross_compilers.values()]
+            spec = next(compiler for compiler in own if compiler.machine == machine)
+            return set_up_compiler(spec, mirror, self.place.cache, self.runner)
 
     def _artifacts(self, machine: str, compiler: CompilerHome, sdists: Sdists) -> tuple[PortableArtifact, ...]:
         levels = tuple(level for level in self.matrix.portable.simd if level.machine == machine)

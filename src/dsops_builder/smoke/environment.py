@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import parse_wheel_filename
+from packaging.tags import Tag, sys_tags
+from packaging.utils import BuildTag, parse_wheel_filename
 
 from dsops_builder.cache import fresh_folder
 from dsops_builder.errors import SmokeError
@@ -57,33 +58,57 @@ class CleanEnvironment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Installation:
+    """What a user installs into an environment of ``interpreter``: ``torch`` and ``deepspeed``, and wheels of ours.
+
+    ``index`` is one more index for torch, or None; ``payload`` is the label whose folder the ops must come from.
+    """
+
+    interpreter: Path
+    torch: str
+    deepspeed: str
+    wheels: tuple[Path, ...]
+    payload: str
+    index: str | None = None
+
+
+def of_row(plan: Plan, dist: Path, torch: str, python: str, deepspeed: str) -> Installation:
+    """The core wheel and the payload of a row. Raises :class:`SmokeError` when one is not in ``dist``."""
+    origin = plan.torch_origin(torch)
+    return Installation(
+        interpreter=plan.interpreter(python),
+        torch=origin.requirement,
+        deepspeed=f"deepspeed=={deepspeed}",
+        wheels=find_wheels(dist, plan.label, python),
+        payload=plan.label,
+        index=origin.index,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Environments:
-    """Makes clean environments for the wheels of a plan that lie in ``place.dist``."""
+    """Makes clean environments, with strace beside them."""
 
     matrix: Matrix
-    plan: Plan
     place: Workplace
     runner: Runner
 
-    def create(self, folder: Path, torch: str, python: str, deepspeed: str) -> CleanEnvironment:
-        """Install torch, DeepSpeed and our wheels into an environment below ``folder``, which must be empty.
+    def create(self, folder: Path, what: Installation) -> CleanEnvironment:
+        """Install into an environment below ``folder``, which must be empty.
 
-        Raises :class:`SmokeError` when a wheel is not in ``dist``, FetchError and CommandError of the set-up.
+        Raises FetchError and CommandError of the set-up.
         """
-        wheels = find_wheels(self.place.dist, self.plan.label, python)
         for name in ("no-programs", "home"):
             (folder / name).mkdir()
-        executable = make_venv(folder / "venv", self.plan.interpreter(python), self.runner)
-        origin = self.plan.torch_origin(torch)
-        index = [] if origin.index is None else ["--extra-index-url", origin.index]
+        executable = make_venv(folder / "venv", what.interpreter, self.runner)
+        index = [] if what.index is None else ["--extra-index-url", what.index]
         pip = [str(executable), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *index]
-        requirements = [origin.requirement, f"deepspeed=={deepspeed}", *map(str, wheels)]
-        self.runner.run([*pip, *requirements], env=self.place.variables)
+        self.runner.run([*pip, what.torch, what.deepspeed, *map(str, what.wheels)], env=self.place.variables)
         (site,) = (folder / "venv/lib").glob("python*/site-packages")
         return CleanEnvironment(
             folder=folder,
             python=executable,
-            payload=site / "dsops_prebuilt_payloads" / self.plan.label,
+            payload=site / "dsops_prebuilt_payloads" / what.payload,
             strace=self._strace(),
             runner=self.runner,
         )
@@ -99,13 +124,26 @@ class Environments:
         return ("/lib64/ld-linux-x86-64.so.2", "--library-path", libraries, str(home / "usr/bin/strace"))
 
 
+def find_core(dist: Path) -> Path:
+    """The wheel of the loader that pip would choose here. Raises :class:`SmokeError` when there is none."""
+    ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
+    found = [
+        (min(ranks[tag] for tag in tags & ranks.keys()), path)
+        for path, name, _, tags in _ours(dist)
+        if name == "dsops-prebuilt" and tags & ranks.keys()
+    ]
+    if not found:
+        raise SmokeError(f"{dist}: no wheel of the loader {__version__}; nox -s core makes it")
+    return min(found)[1]
+
+
 def find_wheels(dist: Path, label: str, python: str) -> tuple[Path, Path]:
     """The loader's wheel, and the payload of a label and a Python. Raises :class:`SmokeError` for one not there."""
-    core, payload = _newest(dist, "dsops-prebuilt", "py3"), _payload(dist, label, python)
-    if core is None or payload is None:
-        missing = "the loader" if core is None else f"dsops-prebuilt-{label} for Python {python}"
-        raise SmokeError(f"{dist}: no wheel of {missing} {__version__}; nox -s core build-ROW makes them")
-    return core, payload
+    payload = _payload(dist, label, python)
+    if payload is None:
+        missing = f"dsops-prebuilt-{label} for Python {python}"
+        raise SmokeError(f"{dist}: no wheel of {missing} {__version__}; nox -s build-ROW makes it")
+    return find_core(dist), payload
 
 
 def has_payload(dist: Path, label: str, python: str) -> bool:
@@ -114,18 +152,22 @@ def has_payload(dist: Path, label: str, python: str) -> bool:
 
 
 def _payload(dist: Path, label: str, python: str) -> Path | None:
-    return _newest(dist, f"dsops-prebuilt-{label}", "cp" + python.replace(".", ""))
+    """The payload with the highest build number (Binary distribution format, "build tag")."""
+    interpreter = "cp" + python.replace(".", "")
+    found = [
+        (build, path)
+        for path, name, build, tags in _ours(dist)
+        if name == f"dsops-prebuilt-{label}" and interpreter in {tag.interpreter for tag in tags}
+    ]
+    return max(found, default=(None, None))[1]
 
 
-def _newest(dist: Path, distribution: str, interpreter: str) -> Path | None:
-    """The wheel of a distribution with the highest build number (Binary distribution format, "build tag")."""
-    found = []
+def _ours(dist: Path) -> Iterator[tuple[Path, str, BuildTag, frozenset[Tag]]]:
+    """Path, distribution, build and tags of each wheel of this version."""
     for path in dist.glob("dsops_prebuilt*.whl"):
         name, version, build, tags = parse_wheel_filename(path.name)
-        here = name == distribution and str(version) == __version__
-        if here and interpreter in {tag.interpreter for tag in tags}:
-            found.append((build, path))
-    return max(found, default=(None, None))[1]
+        if str(version) == __version__:
+            yield path, name, build, tags
 
 
 def _free_port() -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsops_builder.errors import CommandError, SmokeError
-from dsops_builder.plan import Plan
 from dsops_builder.smoke import train
 from dsops_builder.smoke.environment import CleanEnvironment
 from dsops_builder.smoke.trace import compilers, executed
@@ -52,6 +51,8 @@ def judge_run(facts: Mapping[str, Any], payload: Path) -> Iterator[str]:
         yield "the loss did not change: nothing was trained"
     if facts["jit_calls"]:
         yield f"torch.utils.cpp_extension was asked to compile {', '.join(facts['jit_calls'])}"
+    if len(facts["openmp"]) != 1:
+        yield f"not one OpenMP runtime in the process, but {facts['openmp']}"
     if not facts["programs"]:
         yield "strace saw no program at all, not even Python: the watch itself failed"
     found = compilers(facts["programs"])
@@ -59,8 +60,13 @@ def judge_run(facts: Mapping[str, Any], payload: Path) -> Iterator[str]:
         yield f"a compiler was started or looked for: {', '.join(found)}"
 
 
-def judge_surroundings(environment: CleanEnvironment, plan: Plan, facts: Mapping[str, Any]) -> Iterator[str]:
-    """What of the surroundings was not as promised: hostile machines, the report, the explanation."""
+def judge_surroundings(
+    environment: CleanEnvironment, cuda_ops: Iterable[str], facts: Mapping[str, Any]
+) -> Iterator[str]:
+    """What of the surroundings was not as promised: hostile machines, the report, the explanation.
+
+    ``cuda_ops`` are those of the installed payload, which this machine's torch or GPU cannot run.
+    """
     fake = environment.folder / "fake-cuda"
     (fake / "bin").mkdir(parents=True)
     (fake / "bin/nvcc").write_text(
@@ -82,7 +88,7 @@ def judge_surroundings(environment: CleanEnvironment, plan: Plan, facts: Mapping
     answer = json.loads(environment.run(["-m", "dsops_prebuilt", "explain", "cpu_adam", "--json"]))
     if answer["path"] != facts["op_file"]:
         yield f"dsops explain cpu_adam chose {answer['path']}, and {facts['op_file']} was loaded"
-    for op in sorted({target.op.name for target in plan.targets if target.op.kernel == "cuda"}):
+    for op in cuda_ops:
         yield from _must_refuse(environment, op)
 
 

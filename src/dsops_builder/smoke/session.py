@@ -11,7 +11,7 @@ from dsops_builder.pipeline import Workplace
 from dsops_builder.plan import Plan
 from dsops_builder.process import Runner
 from dsops_builder.report import Report
-from dsops_builder.smoke.environment import Environments
+from dsops_builder.smoke.environment import Environments, of_row
 from dsops_builder.smoke.judge import judge_run, judge_surroundings, train_in
 
 
@@ -20,16 +20,17 @@ def smoke_row(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, r
 
     Raises :class:`SmokeError` with everything that was not as promised; FetchError and CommandError of the set-up.
     """
-    environments = Environments(matrix=matrix, plan=plan, place=place, runner=runner)
+    environments = Environments(matrix=matrix, place=place, runner=runner)
+    cuda_ops = sorted({target.op.name for target in plan.targets if target.op.kernel == "cuda"})
     cells = dict.fromkeys((target.torch, target.python, target.deepspeed) for target in plan.targets)
     for torch, python, deepspeed in cells:
         title = f"torch {torch}, Python {python}, DeepSpeed {deepspeed}"
         with tempfile.TemporaryDirectory(prefix="dsops-smoke-") as scratch:
             with report.step(f"clean environment: {title}"):
-                environment = environments.create(Path(scratch), torch, python, deepspeed)
+                environment = environments.create(Path(scratch), of_row(plan, place.dist, torch, python, deepspeed))
             with report.step(f"training: {title}"):
                 facts = train_in(environment)
-                failures = [*judge_run(facts, environment.payload), *judge_surroundings(environment, plan, facts)]
+                failures = [*judge_run(facts, environment.payload), *judge_surroundings(environment, cuda_ops, facts)]
         if failures:
             raise SmokeError("\n".join((f"smoke-{plan.row}: {title}", *failures)))
         milliseconds = facts["load_seconds"] * 1e3

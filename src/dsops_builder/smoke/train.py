@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -27,6 +28,13 @@ def _refuse_jit() -> None:
 
     for name in ("load", "_jit_compile", "_write_ninja_file_and_build_library"):
         setattr(cpp_extension, name, refuse)
+
+
+def _openmp() -> list[str]:
+    """Every OpenMP runtime that this process has mapped, by file."""
+    with open("/proc/self/maps", encoding="utf-8") as stream:
+        files = {line[line.find("/") :].strip() for line in stream if "/" in line}
+    return sorted(file for file in files if re.match(r"lib(gomp|iomp5|omp)\b", os.path.basename(file)))
 
 
 def main(report_path: str) -> None:
@@ -71,6 +79,7 @@ def main(report_path: str) -> None:
         "losses": losses,
         "load_seconds": load_seconds,
         "jit_calls": _JIT_CALLS,
+        "openmp": _openmp(),
         "torch": torch.__version__,
         "deepspeed": deepspeed.__version__,
         "path": os.environ["PATH"],

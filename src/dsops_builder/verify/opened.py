@@ -17,7 +17,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from dsops_builder.errors import GateError
 from dsops_builder.gates import Failure
-from dsops_builder.repair import NEWEST_TAG, prove
+from dsops_builder.repair import prove
 from dsops_builder.wheel import archive_order, member
 from dsops_prebuilt._manifest import Manifest
 
@@ -119,7 +119,7 @@ def check_tag(opened: Opened) -> Iterator[Failure]:
     except GateError as error:
         yield Failure(gate="tag", file=opened.path.name, found=str(error), wanted="a wheel that auditwheel reads")
         return
-    true = proof.tags[: proof.tags.index(NEWEST_TAG) + 1] if NEWEST_TAG in proof.tags else ()
+    true = proof.tags[: proof.tags.index(proof.newest) + 1] if proof.newest in proof.tags else ()
     for platform in sorted({tag.platform for tag in opened.tags} - set(true)):
         because = f", because of {proof.obstacles}" if proof.obstacles else ""
         wanted = f"one of {', '.join(true) or 'none'}{because}"

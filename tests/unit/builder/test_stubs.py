@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dsops_builder.stubs import StubSymbol, Wants, capped
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsops_builder.stubs import StubSymbol, Wants, capped, write_stub
 from dsops_builder.torchenv import missing_symbols
 
 CEILINGS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24)}
@@ -76,3 +82,27 @@ def test_symbols_without_a_version_that_no_present_library_defines_go_into_the_f
 
 def test_a_cpu_torch_needs_no_stub() -> None:
     assert missing_symbols([wants("libc.so.6 libm.so.6 libgomp.so.1 libc10.so")], {"libc10.so"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("machine", "instruction"), [("x86_64", "movl $35,%eax"), ("aarch64", "movz w0,#35")], ids=["x86_64", "aarch64"]
+)
+def test_a_function_answers_in_its_machines_words(
+    tmp_path: Path, fake_runner: Callable[[Callable[[Sequence[str]], str]], Any], machine: str, instruction: str
+) -> None:
+    assembled: list[str] = []
+
+    def assemble(command: Sequence[str]) -> str:
+        assembled.append(Path(command[-1]).read_text(encoding="ascii"))
+        return ""
+
+    symbols = [StubSymbol(name="f", version="V_1"), StubSymbol(name="data", is_function=False, size=8)]
+    write_stub(tmp_path / "libf.so.1", symbols, Path("/gcc"), fake_runner(assemble), answer=35, machine=machine)
+
+    assert assembled == [
+        f".text\n.globl dsops_stub_0\n.type dsops_stub_0,@function\ndsops_stub_0:\n{instruction}\nret\n"
+        ".symver dsops_stub_0,f@@V_1,remove\n"
+        '.data\n.globl "data"\n.type "data",@object\n"data":\n.zero 8\n.size "data",8\n'
+        '.section .note.GNU-stack,"",@progbits\n'
+    ]
+    assert list(tmp_path.iterdir()) == []
