@@ -71,16 +71,28 @@ def _check_portable(file: YamlFile, ops: Mapping[str, Op | None], faults: Faults
         op = ops.get(name)
         if name not in ops or (op is not None and not op.portable):
             accepted = f"an op with portable sources: {listed(able)}"
-            faults.add(file.fault(item, differs(file.spellings[item], accepted, suggestion(name, able))))
+            hint = "" if name in ops else suggestion(name, able)
+            faults.add(file.fault(item, differs(file.spellings[item], accepted, hint)))
     compilers = {"x86_64", *file.keys("cross_compilers")}
     levels = [level.value for level in Simd if level.machine in compilers]
     for item, text in file.texts("portable", "simd").items():
         if text in set(Simd) - set(levels):
             accepted = f"a level that a compiler is for ({listed(levels)}); `cross_compilers` has none for this machine"
             faults.add(file.fault(item, differs(file.spellings[item], accepted)))
-    for key in ("ops", "simd"):
+    _check_once(file, faults, ("portable", "ops"), ("portable", "simd"))
+    releases = file.keys("deepspeed")
+    for cell in file.items("portable", "smoke"):
+        where: Location = (*cell, "deepspeed")
+        found = file.text(*where)
+        if found is not None and found not in releases:
+            accepted = f"{listed(releases)} of `deepspeed`"
+            faults.add(file.fault(where, differs(file.spellings[where], accepted, suggestion(found, releases))))
+
+
+def _check_once(file: YamlFile, faults: Faults, *lists: Location) -> None:
+    for where in lists:
         first: dict[str, Location] = {}
-        for item, text in file.texts("portable", key).items():
+        for item, text in file.texts(*where).items():
             if (other := first.setdefault(text, item)) != item:
                 accepted = f"each entry once; item {other[-1]} is the same"
                 faults.add(file.fault(item, differs(file.spellings[item], accepted)))
@@ -97,7 +109,7 @@ class _Row:
 
     def check(self) -> None:
         here: Location = ("rows", self.id)
-        self._once((*here, "ops"), (*here, "deepspeed"), (*here, "simd"))
+        _check_once(self.file, self.faults, (*here, "ops"), (*here, "deepspeed"), (*here, "simd"))
         self._known((*here, "ops"), self.ops, "")
         self._known((*here, "deepspeed"), self.file.keys("deepspeed"), " of `deepspeed`")
         self._check_toolkit()
@@ -114,13 +126,6 @@ class _Row:
 
     def _refuse(self, where: Location, accepted: str, hint: str = "") -> None:
         self._fault(where, differs(self.file.spellings[where], accepted, hint))
-
-    def _once(self, *lists: Location) -> None:
-        for where in lists:
-            first: dict[str, Location] = {}
-            for item, text in self.file.texts(*where).items():
-                if first.setdefault(text, item) != item:
-                    self._refuse(item, f"each entry once; item {first[text][-1]} is the same")
 
     def _known(self, where: Location, words: Iterable[str], kind: str) -> None:
         words = tuple(words)
@@ -184,7 +189,7 @@ class _Row:
             if (other := torches.setdefault(minor, here)) != here:
                 has = f"pairings[{other[-1]}] is {self.file.spellings[*other, 'torch']}"
                 self._refuse((*here, "torch"), f"each minor release of torch once, for a file binds to that; {has}")
-        self._once((*here, "pythons"))
+        _check_once(self.file, self.faults, (*here, "pythons"))
         if not self.faults.under(self.file.name, (*here, "pythons")):
             self._check_wheels(here, torch)
         self._check_archs((*here, "archs"))

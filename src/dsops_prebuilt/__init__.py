@@ -54,7 +54,7 @@ def explain(op: str, accelerator: Optional[str] = None) -> Selection:
 
     ``op`` is a DeepSpeed builder's ``NAME`` (``cpu_adam``); ``accelerator`` is ``cuda`` or ``cpu``, by default the one
     that DeepSpeed would use on this machine. Imports torch. Raises :class:`UsageError` for a word of ``DSOPS_SIMD``
-    that is not a SIMD level of this machine.
+    that is not a SIMD level of this machine, or of ``DSOPS_TIER`` that is no tier.
     """
     from dsops_prebuilt import _load
 
@@ -64,6 +64,7 @@ def explain(op: str, accelerator: Optional[str] = None) -> Selection:
 def load(op: str, accelerator: Optional[str] = None) -> ModuleType:
     """Open the artifact of ``op`` that fits this machine, and return its module; arguments as for :func:`explain`.
 
+    ``DSOPS_ON_MISS=reference`` and ``DSOPS_TIER=reference`` make it the module of the reference tier, plain torch.
     Raises :class:`NoArtifactError` when none fits, :class:`IntegrityError` when the chosen file is not the recorded
     one, :class:`LoadError` when the dynamic loader refuses it. Nothing is written and no process is started.
     """

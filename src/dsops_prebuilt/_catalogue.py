@@ -1,4 +1,4 @@
-"""What this release has: the payloads that were built for it, and for which torch, Python and accelerator."""
+"""What this release has: payloads, for which torch, Python and accelerator, and what comes with the loader itself."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ class Payload:
         return f"{self.label[2:-1]}.{self.label[-1]}" if self.label.startswith("cu") else None
 
 
+CPU_OPTIMIZERS: Dict[str, Tuple[str, ...]] = {
+    "cpu_adagrad": ("cpu", "cuda"),
+    "cpu_adam": ("cpu", "cuda"),
+    "cpu_lion": ("cpu", "cuda"),
+    "fused_adam": ("cpu",),
+    "fused_lion": ("cpu",),
+}
+"""Accelerators by op: what the portable tier and the reference hold. No payload has to be installed for these."""
+PLATFORMS: Dict[str, Tuple[int, int]] = {"x86_64": (2, 28)}
+"""Where the loader's wheel brings the portable tier: by machine, the glibc of the wheel's tag."""
 PAYLOADS: Tuple[Payload, ...] = (
     Payload(
         label="cpu",

@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import suppress
 from importlib import import_module
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Callable, Optional, Set, Tuple
 
-from dsops_prebuilt._errors import UsageError, one_of
 from dsops_prebuilt._host import Host, detect
-from dsops_prebuilt._load import installed, open_offer, refuse_damaged
-from dsops_prebuilt._select import Request, may_serve, select
-
-ON_MISS = ("auto", "jit", "error")
-"""The words of ``DSOPS_ON_MISS``, the default first."""
+from dsops_prebuilt._load import has_reference, installed, serve
+from dsops_prebuilt._select import Request, may_serve, on_miss, select
 
 _MARK = "_dsops_prebuilt"
 _missed: Set[Request] = set()
-_told: Set[str] = set()
 
 
 def attach(name: str, module: Any) -> None:
     """Change one of the modules that ``dsops_prebuilt_activate`` watches, after it has run; twice is harmless."""
     if name == "deepspeed.env_report":
-        try:
-            _show_in_report(module)
-        except UsageError as error:  # the report is shown all the same
-            _tell_once(str(error))
+        from dsops_prebuilt import _report
+
+        _report.show(module, _request, _accelerator())
         return
     base = vars(module)["OpBuilder"]
     if _MARK in vars(base):
@@ -62,7 +55,9 @@ def _load_of(base: Any) -> Callable[..., Any]:
             if module is None:
                 return original(self, *args, **options)
         except Exception:
-            _spare_unfinished(sys._getframe().f_back)  # noqa: SLF001 - the only way to the half-made caller
+            from dsops_prebuilt._unfinished import spare_unfinished
+
+            spare_unfinished(sys._getframe().f_back)  # noqa: SLF001 - the only way to the half-made caller
             raise
         if hasattr(base, "_loaded_ops"):
             base._loaded_ops[self.name] = module  # noqa: SLF001 - DeepSpeed's own memo
@@ -135,8 +130,9 @@ def _compatible(builder: Any) -> Optional[bool]:
     if request is None or _precompiled(builder):
         return None
     host = detect()
-    word = policy(host)
-    if request not in _missed and may_serve(installed().offers, request, host):
+    word = on_miss(host)
+    fits = request not in _missed and may_serve(installed().offers, request, host)
+    if fits or has_reference(request, host):
         return True
     if word == "jit":
         return None
@@ -148,7 +144,7 @@ def _obstacles(builder: Any, host: Host) -> Tuple[str, ...]:
 
 
 def _prebuilt(builder: Any) -> Optional[ModuleType]:
-    """The module of the artifact that fits, or None where DeepSpeed goes on as without us."""
+    """The module of the artifact that fits, or of the reference; None where DeepSpeed goes on as without us."""
     request = _request(builder)
     if request is None:
         return None
@@ -156,81 +152,16 @@ def _prebuilt(builder: Any) -> Optional[ModuleType]:
     if _precompiled(builder):
         return None
     host, found = detect(), installed()
-    word = policy(host)
+    word = on_miss(host)
     selection = select(found.offers, request, host)
-    if selection.chosen is not None:
-        if host.setting("DSOPS_SIMD"):
-            _tell_once(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
-        return open_offer(selection.chosen, found)
-    if word != "jit":
-        refuse_damaged(found)
+    module = serve(selection, host, found)
+    if module is not None:
+        return module
     _missed.add(request)
-    from dsops_prebuilt import _explain
+    from dsops_prebuilt import _explain, _notice, _remedy
 
     obstacles = _obstacles(builder, host)
-    if word == "error" or (word == "auto" and obstacles):
+    if word == "error" or (word != "jit" and obstacles):
         raise _explain.miss(selection, host, found, obstacles)
-    _tell_once(_explain.headline(selection, host, found) + "; DeepSpeed compiles it now")
+    _notice.tell_once(_remedy.headline(selection, host, found) + "; DeepSpeed compiles it now")
     return None
-
-
-def policy(host: Host) -> str:
-    """The word of ``DSOPS_ON_MISS``. Raises :class:`UsageError` for one that is none of :data:`ON_MISS`."""
-    word = host.setting("DSOPS_ON_MISS") or ON_MISS[0]
-    if word not in ON_MISS:
-        raise UsageError(f"DSOPS_ON_MISS={word}: {one_of(word, ON_MISS)}")
-    return word
-
-
-def _tell_once(line: str) -> None:
-    if line in _told or sys.stderr is None:
-        return
-    _told.add(line)
-    with suppress(OSError, ValueError):  # a full device or a closed stream must not end a training run
-        sys.stderr.write(f"dsops-prebuilt: {line}\n")  # no logger is sure to show it
-
-
-def _spare_unfinished(frame: Optional[FrameType]) -> None:
-    """Keep ``__del__`` away from the object whose ``__init__`` asked for the op and is being ended by an error.
-
-    Before 0.19.8 ``DeepSpeedCPUAdam.__del__`` uses ``self.ds_opt_adam`` without asking whether ``__init__`` came that
-    far (deepspeed/ops/adam/cpu_adam.py, and its siblings), so that "has no attribute 'ds_opt_adam'" is the last, and
-    for many the only, line that they see. Nothing was created, so nothing has to be destroyed.
-    """
-    while frame is not None and frame.f_code.co_name != "__init__":
-        frame = frame.f_back
-    unfinished = None if frame is None else frame.f_locals.get("self")
-    for owner in type(unfinished).__mro__:
-        original = vars(owner).get("__del__")
-        if original is not None and owner.__module__.startswith("deepspeed."):
-            vars(unfinished)[_MARK] = True
-            if not hasattr(original, _MARK):
-                _guard(owner, original)
-            return
-
-
-def _guard(owner: Any, original: Callable[[Any], None]) -> None:
-    @functools.wraps(original)
-    def __del__(self: Any) -> None:  # noqa: N807 - it becomes the owner's
-        if _MARK not in vars(self):
-            original(self)
-
-    setattr(__del__, _MARK, True)
-    owner.__del__ = __del__
-
-
-def _show_in_report(report: Any) -> None:
-    """Have ``ds_report`` call an op installed where an artifact would be loaded for it.
-
-    The report reads names that it bound when it was imported (deepspeed/env_report.py); DeepSpeed does not import it.
-    """
-    host, offers = detect(), installed().offers
-    asked = {name: _request(builder) for name, builder in report.ALL_OPS.items()}
-    served = [name for name, request in asked.items() if request and select(offers, request, host).chosen]
-    if not served:
-        return
-    same = getattr(report, "accelerator_name", _accelerator()) == _accelerator()
-    report.installed_ops = {name: same and on for name, on in report.installed_ops.items()}
-    report.installed_ops.update(dict.fromkeys(served, True))
-    if hasattr(report, "accelerator_name"):
-        report.accelerator_name = _accelerator()

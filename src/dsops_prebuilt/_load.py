@@ -20,8 +20,9 @@ from typing import Any, Dict, List, Optional, Protocol, Tuple
 import dsops_prebuilt
 from dsops_prebuilt._errors import IntegrityError, LoadError, ManifestError
 from dsops_prebuilt._host import Host, detect
-from dsops_prebuilt._manifest import FILE_NAME, FOLDER, TIERS, Artifact, Manifest, file_sha256
-from dsops_prebuilt._select import Offer, Request, Selection, default_accelerator, select
+from dsops_prebuilt._manifest import FILE_NAME, FOLDER, PORTABLE, TIERS, Artifact, Manifest, file_sha256
+from dsops_prebuilt._select import Offer, Request, Selection, default_accelerator, on_miss, only_tier, select
+from dsops_prebuilt._variant import Simd
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Installed:
 
 
 class Tier(Protocol):
-    """A way to bind a binary; ``name`` is one of :data:`TIERS`. Those other than stock are subpackages of that name."""
+    """A way to bind a binary; ``name`` is one of :data:`TIERS`. One other than stock is the subpackage of that name."""
 
     name: str
 
@@ -111,7 +112,7 @@ def _read(path: Path) -> Manifest:
     """
     content = path.read_bytes()
     entry, label, version = path.parents[2], path.parent.name, dsops_prebuilt.__version__
-    distribution = f"dsops-prebuilt-{label}"
+    distribution = "dsops-prebuilt" if label == PORTABLE else f"dsops-prebuilt-{label}"
     record = entry / f"{distribution.replace('-', '_')}-{version}.dist-info" / "RECORD"
     again = _reinstall(distribution, version)
     if record.exists():
@@ -125,8 +126,7 @@ def _read(path: Path) -> Manifest:
     manifest = Manifest.from_json(content, str(path))
     if manifest.version != version:
         raise ManifestError(
-            f"{path}: {manifest.distribution} {manifest.version} does not belong to dsops-prebuilt {version}; "
-            f"run: pip install --upgrade {manifest.distribution}=={version}"
+            f"{path}: {manifest.distribution} {manifest.version} does not belong to dsops-prebuilt {version}; {again}"
         )
     if not record.exists():
         raise IntegrityError(f"{record}: not there, so {path} is not verified; {again}")
@@ -204,6 +204,35 @@ def _tier(name: str) -> Tier:
     return tier
 
 
+def has_reference(request: Request, host: Host) -> bool:
+    """Whether the reference tier has the op here and may be used: ``DSOPS_TIER`` or, on a miss, ``DSOPS_ON_MISS``."""
+    allowed = (only_tier(host) or on_miss(host)) == "reference"
+    return allowed and importlib.import_module("dsops_prebuilt.reference").objection(request, host) is None
+
+
+def serve(selection: Selection, host: Host, found: Installed) -> Optional[ModuleType]:
+    """The module of the chosen artifact, else of the reference where the settings allow it; None is a miss.
+
+    Raises the errors of :func:`open_offer`, and :class:`IntegrityError` where a damaged payload may be why none fits.
+    """
+    chosen = selection.chosen
+    if chosen is not None:
+        module = open_offer(chosen, found)
+        if host.setting("DSOPS_SIMD"):
+            from dsops_prebuilt._notice import tell_once
+
+            tell_once(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
+        if chosen.artifact.tier == "portable" and host.processor is Simd.X86_64:
+            importlib.import_module("dsops_prebuilt.reference._advice").advise(chosen.artifact.op, module)
+        return module
+    if only_tier(host) != "reference" and on_miss(host) != "jit":
+        refuse_damaged(found)
+    if has_reference(selection.request, host):
+        served: ModuleType = importlib.import_module("dsops_prebuilt.reference").serve(selection.request, host)
+        return served
+    return None
+
+
 def choose(op: str, accelerator: Optional[str] = None, host: Optional[Host] = None) -> Selection:
     """The selection among the installed payloads; see :func:`dsops_prebuilt.explain`."""
     machine = host or detect()
@@ -214,7 +243,7 @@ def load(op: str, accelerator: Optional[str] = None, host: Optional[Host] = None
     """Choose, verify, open; see :func:`dsops_prebuilt.load`."""
     machine = host or detect()
     selection = choose(op, accelerator, machine)
-    if selection.chosen is None:
-        refuse_damaged(installed())
+    module = serve(selection, machine, installed())
+    if module is None:
         raise importlib.import_module("dsops_prebuilt._explain").miss(selection, machine, installed())
-    return open_offer(selection.chosen, installed())
+    return module

@@ -16,7 +16,9 @@ FILE_NAME = "manifest.json"
 FOLDER = "dsops_prebuilt_payloads"
 """Folder on a ``sys.path`` entry whose subfolders, one a label, each hold one payload."""
 TIERS = ("stock", "portable", "reference")
-"""How a binary is bound, best first; at one SIMD level the first two give the same bits."""
+"""How an op is bound, best first; at one SIMD level the first two give the same bits, and the last has no binary."""
+PORTABLE = "portable"
+"""Label of the payload that comes with the loader, in the distribution ``dsops-prebuilt`` itself."""
 
 
 class NoJsonError(IntegrityError, ManifestError):
@@ -223,7 +225,8 @@ class _Reader:
         file = self.text(raw["file"], f"{where}.file")
         inside = file and not set(file.split("/")) & {"", ".", ".."}
         self.require(bool(inside), f"{where}.file", "a path below the manifest's folder", file)
-        self.require(raw["tier"] in TIERS, f"{where}.tier", f"one of {', '.join(TIERS)}", raw["tier"])
+        tiers = TIERS[:-1]
+        self.require(raw["tier"] in tiers, f"{where}.tier", f"one of {', '.join(tiers)}", raw["tier"])
         pair = isinstance(glibc, list) and len(glibc) == 2  # noqa: PLR2004 - major, minor
         self.require(pair, f"{where}.glibc", "two integers", glibc)
         self.require(isinstance(raw["sources"], list), f"{where}.sources", "a list", raw["sources"])

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, Optional, Sequence, Tuple
 
+from dsops_prebuilt._errors import UsageError, one_of
 from dsops_prebuilt._host import Host
 from dsops_prebuilt._manifest import TIERS, Artifact, CudaBinding
 from dsops_prebuilt._variant import CudaRelease, Gpu
 
+ON_MISS = ("auto", "jit", "error", "reference")
+"""The words of ``DSOPS_ON_MISS``, the default first."""
 _LISTED = 4
 
 
@@ -39,8 +42,8 @@ class Offer:
     def preference(self) -> Tuple[int, int, int, str, str, str]:
         """The ranking, smallest first and total, as no two offers are one file.
 
-        Highest SIMD level; then stock before portable before reference; then the later build; then, only so that the
-        answer is always the same, label, file and folder.
+        Highest SIMD level; then stock before portable; then the later build; then, only so that the answer is always
+        the same, label, file and folder. The reference has no artifact, and comes after them all.
         """
         made = self.artifact
         return (-made.simd.rank, TIERS.index(made.tier), -self.build, self.label, made.file, self.folder)
@@ -101,6 +104,23 @@ def default_accelerator(host: Host) -> str:
     return host.setting("DS_ACCELERATOR") or ("cuda" if cuda else "cpu")
 
 
+def on_miss(host: Host) -> str:
+    """The word of ``DSOPS_ON_MISS``. Raises :class:`UsageError` for one that is none of :data:`ON_MISS`."""
+    return _setting("DSOPS_ON_MISS", ON_MISS, host) or ON_MISS[0]
+
+
+def only_tier(host: Host) -> Optional[str]:
+    """The tier that ``DSOPS_TIER`` restricts the choice to. Raises :class:`UsageError` for a word that is no tier."""
+    return _setting("DSOPS_TIER", TIERS, host)
+
+
+def _setting(name: str, words: Tuple[str, ...], host: Host) -> Optional[str]:
+    word = host.setting(name)
+    if word is not None and word not in words:
+        raise UsageError(f"{name}={word}: {one_of(word, words)}")
+    return word
+
+
 def _op(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
     return None if artifact.op == request.op else f"it holds {artifact.op}, not {request.op}"
 
@@ -108,6 +128,11 @@ def _op(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
 def _accelerator(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
     reason = f"its kernel is for {' and '.join(artifact.accelerators)}, and {request.accelerator} was asked for"
     return None if request.accelerator in artifact.accelerators else reason
+
+
+def _tier(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
+    tier = only_tier(host)
+    return None if tier in (None, artifact.tier) else f"its tier is {artifact.tier}, and DSOPS_TIER={tier} is in force"
 
 
 def _python(artifact: Artifact, request: Request, host: Host) -> Optional[str]:
@@ -219,6 +244,7 @@ def _device(code: CudaBinding, gpu: Gpu, driver: Optional[CudaRelease]) -> Optio
 KEYS: Dict[str, Callable[[Artifact, Request, Host], Optional[str]]] = {
     "op": _op,
     "accelerator": _accelerator,
+    "tier": _tier,
     "python": _python,
     "machine": _machine,
     "libc": _libc,

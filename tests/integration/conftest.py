@@ -24,7 +24,9 @@ from dsops_builder.torchenv import EnvironmentFactory, TorchEnv
 ROOT = Path(__file__).parents[2]
 ROW = "1_cpu"
 # Downloads and what is unpacked from them. Compiled objects are not shared: every test session really compiles.
-_SHARED = ("debian", "sdist", "torch", "compiler", "env", "python-headers", "tracer")
+_SHARED = (
+    "debian", "sdist", "torch", "compiler", "env", "python-headers", "tracer", "csrc", "expanded", "portable", "emulator",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +110,7 @@ def environment(  # noqa: PLR0917  fixtures
     target: Target,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> CleanEnvironment:
-    """The wheels, torch and DeepSpeed in a virtual environment, on a PATH without a program."""
+    """The wheels, torch and DeepSpeed in a virtual environment, on a PATH without a compiler."""
     assert [wheel.path.parent for wheel in built] == [place.dist, place.dist]
     environments = Environments(matrix=matrix, plan=plan, place=place, runner=Shell())
     return environments.create(tmp_path_factory.mktemp("clean"), target.torch, target.python, target.deepspeed)

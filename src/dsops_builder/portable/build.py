@@ -19,6 +19,7 @@ from dsops_builder.compiler import CompilerHome
 from dsops_builder.errors import CommandError, CompileError
 from dsops_builder.fetch import Sdists
 from dsops_builder.model import Op
+from dsops_builder.portable import recipe
 from dsops_builder.portable.model import Expansion, PortableArtifact, Sources
 from dsops_builder.portable.sources import digests, read_sources, same_code
 from dsops_builder.process import Runner
@@ -27,19 +28,9 @@ from dsops_prebuilt._variant import Simd
 
 SHIM = "_portable"
 """The folder of ``ops`` with the C ABI that stands in for torch and pybind11."""
-_SHIM_SOURCES = ("library.cpp", "openmp.cpp")
 _KEPT = ("adam", "adagrad", "lion", "cpu", "includes")
-# What DeepSpeed's builders and torch.utils.cpp_extension pass (op_builder/cpu/builder.py 0.19.8, -std of torch up to
-# 2.11), and what keeps everything but our own exports inside the file.
-_COMPILE = (
-    "-std=c++17", "-O3", "-g0", "-Wno-reorder", "-fopenmp", "-fPIC", "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden", "-ffunction-sections", "-fdata-sections",
-)  # fmt: skip
-_LINK = (
-    "-shared", "-s", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,-z,now", "-Wl,-z,relro",
-    "-Wl,--build-id=none",
-)  # fmt: skip
 _RESULT = "expanded.json"
+_RECIPE = (recipe.__file__, flags.__file__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,7 +50,7 @@ class PortableCompiler:
         macro = flags.portable_macro(simd, (path.read_text(encoding="utf-8") for path in self._texts(sources)))
         key = cache_key(
             [*self._inputs(sources.op, simd, macro), *(self._content(path) for path in self._texts(sources))],
-            recipe=(__file__, flags.__file__),
+            recipe=_RECIPE,
         )
         home = self.cache / "expanded" / key
         if not home.exists():
@@ -80,8 +71,8 @@ class PortableCompiler:
         """The shared library of a group of equal expansions. Raises :class:`CompileError` with the compiler's words."""
         first = group[0]
         op = first.sources.op
-        key = cache_key([*self._inputs(op, first.simd, first.macro), first.sha256], recipe=(__file__, flags.__file__))
-        home = self.cache / "compiled" / f"portable-{op.id}-{first.simd}-{key}"
+        key = cache_key([*self._inputs(op, first.simd, first.macro), first.sha256], recipe=_RECIPE)
+        home = self.cache / "portable" / f"{op.id}-{first.simd}-{key}"
         file = home / f"{op.name}_op.so"
         if not home.exists():
             with fresh_folder(home) as scratch:
@@ -91,14 +82,18 @@ class PortableCompiler:
     def shim_objects(self, simd: Simd) -> tuple[Path, ...]:
         """The C ABI's own objects for a level: the same for every op. Raises :class:`CompileError`."""
         shim = [self._content(path) for path in self._shim()]
-        key = cache_key([simd, self.compiler.key, *shim], recipe=(__file__, flags.__file__))
-        home = self.cache / "compiled" / f"portable-shim-{simd}-{key}"
-        objects = tuple(home / f"{Path(name).stem}.o" for name in _SHIM_SOURCES)
+        key = cache_key([simd, self.compiler.key, *shim], recipe=_RECIPE)
+        home = self.cache / "portable" / f"shim-{simd}-{key}"
+        objects = tuple(home / f"{Path(name).stem}.o" for name in recipe.SHIM_SOURCES)
         if not home.exists():
             with fresh_folder(home) as scratch:
-                for name, item in zip(_SHIM_SOURCES, objects, strict=True):
+                for name, item in zip(recipe.SHIM_SOURCES, objects, strict=True):
                     words = ["-c", str(self.shim / name), "-o", str(scratch / item.name)]
-                    self._run([*self._base(simd), *words], self.shim, f"the C ABI of the portable tier for {simd}")
+                    self._run(
+                        [*recipe.shim_flags(self.shim, simd), *words],
+                        self.shim,
+                        f"the C ABI of the portable tier for {simd}",
+                    )
         return objects
 
     def _shim(self) -> list[Path]:
@@ -116,21 +111,15 @@ class PortableCompiler:
         folders = {(sources.csrc / name).parent for name in sources.op.portable} | {sources.csrc / "includes"}
         return sorted(path for folder in folders for path in folder.glob("*") if path.suffix in {".cpp", ".h"})
 
-    def _base(self, simd: Simd) -> list[str]:
-        include, here = f"-I{self.shim / 'include'}", f"-ffile-prefix-map={self.shim}=."
-        return [*_COMPILE, flags.march(simd), include, here]
-
-    def _flags(self, op: Op, simd: Simd, macro: str) -> list[str]:
-        name = op.module.rpartition(".")[2]
-        return [*self._base(simd), f"-D{macro}", f"-DTORCH_EXTENSION_NAME={name}", "-Iincludes"]
-
     def _expand(self, sources: Sources, simd: Simd, macro: str, folder: Path) -> None:
         digest, read = hashlib.sha256(), set[str]()
         for number, source in enumerate(sources.op.portable):
             text, depfile = folder / f"{number}.ii", folder / f"{number}.d"
-            # -P: where a line came from is no part of the program. Paths are relative, so __FILE__ is too.
-            words = ["-E", "-P", "-MD", "-MF", str(depfile), source, "-o", str(text)]
-            self._run([*self._flags(sources.op, simd, macro), *words], sources.csrc, _named(sources, simd))
+            # The path is relative, so __FILE__ is too.
+            words = recipe.preprocess(source, depfile, text)
+            self._run(
+                [*recipe.op_flags(self.shim, sources.op, simd, macro), *words], sources.csrc, _named(sources, simd)
+            )
             digest.update(text.read_bytes())
             read |= set(depfile.read_text(encoding="utf-8").replace("\\\n", " ").partition(":")[2].split())
             text.unlink()
@@ -147,11 +136,9 @@ class PortableCompiler:
         for source in sources.op.portable:
             objects.append(folder / (Path(source).stem + ".o"))
             words = ["-c", source, "-o", str(objects[-1])]
-            self._run([*self._flags(sources.op, simd, expansion.macro), *words], sources.csrc, what)
-        script = f"-Wl,--version-script={self.shim / 'exports.map'}"
-        inputs = map(str, (*objects, *self.shim_objects(simd)))
-        link = [*_LINK, script, *self.compiler.link_flags, *inputs, "-o", str(target), "-lpthread"]
-        self._run(link, sources.csrc, what)
+            self._run([*recipe.op_flags(self.shim, sources.op, simd, expansion.macro), *words], sources.csrc, what)
+        inputs = (*objects, *self.shim_objects(simd))
+        self._run(recipe.link(self.compiler, self.shim, inputs, target), sources.csrc, what)
         for item in objects:
             item.unlink()
 

@@ -1,7 +1,8 @@
-"""Make the environment of a user: wheels from pip, a PATH without a single program, and a watch on every process."""
+"""Make the environment of a user: wheels from pip, a PATH without a compiler, and a watch on every process."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,14 @@ from dsops_builder.process import Runner
 from dsops_builder.venv import make_venv
 from dsops_prebuilt import __version__
 
+PROGRAMS = ("df",)
+"""What DeepSpeed itself cannot be imported without, where triton is installed: it asks ``df`` for the kind of its
+cache's file system (ops/transformer/inference/triton/matmul_ext.py, 0.14.4 to 0.19.8)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanEnvironment:
-    """A virtual environment that a user could have, on a PATH without a single program.
+    """A virtual environment that a user could have, on a PATH with nothing but :data:`PROGRAMS`.
 
     ``payload`` is the folder of the row's payload in its site-packages.
     """
@@ -44,7 +49,7 @@ class CleanEnvironment:
 
     def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         defaults = {
-            "PATH": str(self.folder / "no-programs"),
+            "PATH": str(self.folder / "programs"),
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
             "DS_ACCELERATOR": "cpu",
@@ -98,8 +103,12 @@ class Environments:
 
         Raises FetchError and CommandError of the set-up.
         """
-        for name in ("no-programs", "home"):
+        for name in ("programs", "home"):
             (folder / name).mkdir()
+        for program in PROGRAMS:
+            found = shutil.which(program)
+            if found is not None:
+                (folder / "programs" / program).symlink_to(found)
         executable = make_venv(folder / "venv", what.interpreter, self.runner)
         index = [] if what.index is None else ["--extra-index-url", what.index]
         pip = [str(executable), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *index]

@@ -13,6 +13,13 @@ from dsops_prebuilt._host import Host, detect
 from dsops_prebuilt.cli import explain, listing
 
 VERBS = (explain, listing)
+_SETTINGS = """\
+settings, from the environment:
+  DSOPS_TIER=stock|portable|reference         use that tier only; reference is plain torch, for the CPU optimizers
+  DSOPS_ON_MISS=auto|jit|error|reference      what happens where nothing fits; auto: DeepSpeed compiles if it can
+  DSOPS_SIMD=x86_64|x86_64_v3|x86_64_v4       use a lower SIMD level than the processor has
+  DSOPS_DISABLE=1                             leave DeepSpeed alone
+"""
 _BROKEN_PIPE = 141  # as of a program that SIGPIPE ended
 
 
@@ -39,7 +46,12 @@ def main(arguments: Optional[Sequence[str]] = None, host: Optional[Host] = None)
 
 def parser() -> argparse.ArgumentParser:
     """The command line of every verb."""
-    top = argparse.ArgumentParser(prog="dsops", description="DeepSpeed's ops, prebuilt: what is here, and what fits.")
+    top = argparse.ArgumentParser(
+        prog="dsops",
+        description="DeepSpeed's ops, prebuilt: what is here, and what fits.",
+        epilog=_SETTINGS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"dsops-prebuilt {__version__}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
     for verb in VERBS:

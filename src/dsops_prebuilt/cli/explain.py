@@ -6,10 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from dsops_prebuilt import _deepspeed, _explain
+from dsops_prebuilt import _explain
 from dsops_prebuilt._errors import NoArtifactError, UsageError, one_of
 from dsops_prebuilt._host import Host
-from dsops_prebuilt._load import choose, installed, refuse_damaged, verify
+from dsops_prebuilt._load import choose, has_reference, installed, refuse_damaged, verify
+from dsops_prebuilt._select import on_miss, only_tier
 
 _OPS = """
 async_io cpu_adagrad cpu_adam cpu_lion cutlass_ops dc deepspeed_ccl_comm deepspeed_shm_comm evoformer_attn fp_quantizer
@@ -34,12 +35,12 @@ def add(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace, host: Host) -> int:
-    """Print the selection; 0 when an artifact is chosen, else :class:`NoArtifactError`'s code.
+    """Print the selection; 0 when an artifact or the reference is chosen, else :class:`NoArtifactError`'s code.
 
     Raises :class:`UsageError` for an op that neither DeepSpeed nor an installed payload knows and for a setting's wrong
     word, and :class:`IntegrityError` where training would: the answer is the one that training gets.
     """
-    word = _deepspeed.policy(host)
+    word, tier = on_miss(host), only_tier(host)
     found = installed()
     known = DEEPSPEED_OPS | {offer.artifact.op for offer in found.offers}
     if options.op not in known:
@@ -53,6 +54,6 @@ def run(options: argparse.Namespace, host: Host) -> int:
         print(_explain.text(selection, host, found))
     if selection.chosen is not None:
         return 0
-    if word != "jit":
+    if word != "jit" and tier != "reference":
         refuse_damaged(found)
-    return NoArtifactError.exit_code
+    return 0 if has_reference(selection.request, host) else NoArtifactError.exit_code

@@ -7,10 +7,10 @@ import json
 from typing import Any, Dict, List
 
 from dsops_prebuilt import __version__
-from dsops_prebuilt._catalogue import PAYLOADS
-from dsops_prebuilt._explain import bound_to
+from dsops_prebuilt._catalogue import CPU_OPTIMIZERS, PAYLOADS
 from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed, Payload, installed
+from dsops_prebuilt._remedy import bound_to, has_platform_wheel
 
 
 def add(verbs: Any) -> None:
@@ -22,9 +22,8 @@ def add(verbs: Any) -> None:
 
 def run(options: argparse.Namespace, host: Host) -> int:
     """Print what is installed, usable or not; 0 also when nothing is."""
-    del host  # what is installed does not depend on it
     found = installed()
-    print(json.dumps(_as_json(found), indent=1) if options.json else _as_text(found))
+    print(json.dumps(_as_json(found), indent=1) if options.json else _as_text(found, host))
     return 0
 
 
@@ -58,16 +57,20 @@ def _as_json(found: Installed) -> Dict[str, Any]:
     }
 
 
-def _as_text(found: Installed) -> str:
+def _as_text(found: Installed, host: Host) -> str:
     lines: List[str] = []
     for payload in found.payloads:
         lines += _payload(payload)
     lines += [f"Unusable: {fault}" for fault in found.faults]
     if lines:
         return "\n".join(lines)
-    commands = (
+    commands = [
         f'  pip install "dsops-prebuilt[{item.label}]=={__version__}"  for {bound_to(item)}' for item in PAYLOADS
-    )
+    ]
+    if has_platform_wheel(host):
+        ops = ", ".join(CPU_OPTIMIZERS)
+        again = f"pip install --force-reinstall --no-deps dsops-prebuilt=={__version__}"
+        commands.insert(0, f"  {again}  for {ops} on the CPU, with any torch and any CPython")
     return "\n".join(["No payload is installed. Run one of:", *commands])
 
 

@@ -266,7 +266,8 @@ def test_a_miss_without_a_compiler_is_the_answer_on_one_screen(deepspeed: FakeDe
 
 def test_a_miss_with_a_compiler_is_one_line_for_each_op_and_then_deepspeed(deepspeed: FakeDeepSpeed) -> None:
     done = deepspeed.run(
-        EQUIPPED + LOAD + "    OpBuilder = CPUAdamBuilder.__mro__[2]; OpBuilder._loaded_ops.clear()" + LOAD
+        EQUIPPED + LOAD + "    OpBuilder = CPUAdamBuilder.__mro__[2]; OpBuilder._loaded_ops.clear()" + LOAD,
+        DSOPS_TIER="stock",
     )
     assert done.stdout == "probe cpu_adam\ncompiled cpu_adam\n" * 2
     installs = f'Run: pip install "dsops-prebuilt[cu118]=={VERSION}"'
@@ -293,8 +294,7 @@ def test_after_a_miss_deepspeeds_own_probe_counts(deepspeed: FakeDeepSpeed) -> N
     [
         ("jit", False, "probe cpu_adam\ncompiled cpu_adam\n", "DeepSpeed compiles it now"),
         ("error", True, "", "NoArtifactError: no prebuilt cpu_adam (cpu)"),
-        ("reference", True, "", "UsageError: DSOPS_ON_MISS=reference: accepted: auto, jit, error\n"),
-        ("jti", True, "", "UsageError: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error\n"),
+        ("jti", True, "", "UsageError: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error, reference\n"),
         ("auto", False, "", "NoArtifactError: no prebuilt cpu_adam (cpu)"),
     ],
 )
@@ -312,6 +312,107 @@ def test_a_served_op_needs_no_word_but_a_wrong_one_is_told(deepspeed: FakeDeepSp
     deepspeed.serve()
     assert "UsageError: DSOPS_ON_MISS=never" in deepspeed.run(LOAD, DSOPS_ON_MISS="never").stderr
     assert deepspeed.run(LOAD, DSOPS_ON_MISS="error").stdout.startswith(str(deepspeed.entry))
+
+
+# The stub of torch has no tensors to compute with.
+MODULES = """
+    import sys
+    import dsops_prebuilt.reference as _reference
+    _reference.module_of = lambda op: sys.modules.setdefault("reference of " + op, type(sys)("reference"))
+"""
+REFERENCE = """
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder
+    for builder in (CPUAdamBuilder(), CPUAdamBuilder(), FusedAdamBuilder()):
+        print(builder.is_compatible(), builder.load().__name__)
+"""
+COST = "a step takes up to several times as long as with the compiled op, depending on the dtype"
+
+
+@pytest.mark.parametrize("setting", ["DSOPS_ON_MISS", "DSOPS_TIER"])
+def test_the_reference_is_served_where_a_setting_asks_for_it(deepspeed: FakeDeepSpeed, setting: str) -> None:
+    deepspeed.serve(python="cp00" if setting == "DSOPS_ON_MISS" else None)
+    done = deepspeed.run(MODULES + REFERENCE, **{setting: "reference"})
+    assert done.stdout == "True reference\n" * 3
+    assert done.stderr.splitlines() == [
+        f"dsops-prebuilt: {op} (cpu) is served by the reference tier, plain torch: {COST}; its arithmetic is DeepSpeed "
+        f"0.19.8's. `dsops explain {op} --accelerator cpu` says why"
+        for op in ("cpu_adam", "fused_adam")
+    ]
+
+
+def test_the_reference_says_where_its_arithmetic_is_not_that_of_the_installed_release(
+    deepspeed: FakeDeepSpeed,
+) -> None:
+    (deepspeed.entry / "deepspeed/__init__.py").write_text("__version__ = '0.19.5'\n")
+    script = "from deepspeed.ops.op_builder.cpu import FusedAdamBuilder; FusedAdamBuilder().load()"
+    done = deepspeed.run(MODULES + "    " + script, DSOPS_ON_MISS="reference")
+    assert (
+        "its arithmetic is DeepSpeed 0.19.8's, and DeepSpeed 0.19.5 is installed: "
+        "before 0.19.6 the compiled kernel takes L2 mode for AdamW. `dsops explain" in done.stderr
+    )
+
+
+def test_what_fits_goes_before_the_reference(deepspeed: FakeDeepSpeed) -> None:
+    deepspeed.serve()
+    done = deepspeed.run(LOAD, DSOPS_ON_MISS="reference")
+    assert (done.stdout.startswith(str(deepspeed.entry)), done.stderr) == (True, "")
+
+
+@pytest.mark.parametrize(("equipped", "stdout"), [(True, "probe fused_adam\ncompiled fused_adam\n"), (False, "")])
+def test_an_op_without_a_reference_is_answered_as_by_default(
+    deepspeed: FakeDeepSpeed, equipped: bool, stdout: str
+) -> None:
+    script = """
+    from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
+    print(FusedAdamBuilder().load())
+"""
+    done = deepspeed.run((EQUIPPED if equipped else "") + script, DSOPS_ON_MISS="reference")
+    assert done.stdout == stdout
+    assert ("; DeepSpeed compiles it now\n" in done.stderr) is equipped
+
+
+def test_a_tier_that_has_nothing_is_a_miss(deepspeed: FakeDeepSpeed) -> None:
+    made = deepspeed.serve()
+    done = deepspeed.run(LOAD, DSOPS_TIER="portable", DSOPS_ON_MISS="reference")
+    assert (
+        f"nearest is cpu/{made.file}, but its tier is stock, and DSOPS_TIER=portable is in force. Unset DSOPS_TIER\n"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "answer"), [("DSOPS_ON_MISS", "IntegrityError"), ("DSOPS_TIER", "is served by the reference tier")]
+)
+def test_a_damaged_payload_is_not_replaced_by_the_reference_unless_its_tier_is_asked_for(
+    deepspeed: FakeDeepSpeed, setting: str, answer: str
+) -> None:
+    deepspeed.serve()
+    path = deepspeed.entry / FOLDER / "cpu/manifest.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    assert answer in deepspeed.run(MODULES + REFERENCE, **{setting: "reference"}).stderr
+
+
+ADVICE = """
+    import dsops_prebuilt._load as _load
+    import dsops_prebuilt._host as _host
+    import dsops_prebuilt.reference._advice as _advice
+    from dsops_prebuilt import Simd
+    _load._tier = lambda name: _load.StockTier()
+    _advice.advise = lambda op, module: print("advice on", op)
+    _host.MachineHost.processor = Simd.{level}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "level", "advice"),
+    [("portable", "X86_64", "advice on cpu_adam\n"), ("portable", "X86_64_V3", ""), ("stock", "X86_64", "")],
+)
+def test_a_scalar_portable_kernel_is_measured_where_the_processor_has_no_more(
+    deepspeed: FakeDeepSpeed, tier: str, level: str, advice: str
+) -> None:
+    made = deepspeed.serve(tier=tier)
+    done = deepspeed.run(ADVICE.format(level=level) + LOAD)
+    assert done.stdout == f"{advice}{deepspeed.entry / FOLDER / 'cpu' / made.file}\n"
 
 
 def test_a_forced_simd_level_is_told_once(deepspeed: FakeDeepSpeed) -> None:
@@ -422,6 +523,10 @@ def test_ds_report_shows_a_served_op_as_installed(
     deepspeed.serve()
     done = deepspeed.run(REPORT, **environment)
     assert (done.stdout, done.stderr) == (answer, "")
+
+
+def test_ds_report_shows_what_the_reference_would_serve(deepspeed: FakeDeepSpeed) -> None:
+    assert deepspeed.run(REPORT, DSOPS_ON_MISS="reference").stdout == "['cpu_adam', 'fused_adam'] cpu\n[]\n"
 
 
 def test_ds_report_shows_no_op_that_would_not_be_loaded(deepspeed: FakeDeepSpeed) -> None:

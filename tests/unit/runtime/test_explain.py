@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from tests.unit.runtime.fakes import (
 )
 
 from dsops_prebuilt import NoArtifactError
-from dsops_prebuilt._explain import as_json, headline, miss, remedy, text
+from dsops_prebuilt._explain import as_json, miss, text
 from dsops_prebuilt._host import Host
 from dsops_prebuilt._load import Installed, Payload, find_payloads
 from dsops_prebuilt._manifest import Artifact, Manifest, SourceDigest
+from dsops_prebuilt._remedy import headline, remedy
 from dsops_prebuilt._select import Request, Selection, select
 from dsops_prebuilt._variant import Gpu, Libc, Simd, TorchBuild
 from dsops_prebuilt.cli import main
@@ -126,16 +128,16 @@ CUDA_REMEDIES = [
     (
         "not in this release",
         have(fused_adam_of()),
-        Request("fused_adam", "cpu"),
+        Request("fused_lamb", "cuda"),
         host_of(),
-        "this release has no payload with fused_adam for cpu; DSOPS_ON_MISS=jit has DeepSpeed compile it",
+        "this release has no payload with fused_lamb for cuda; DSOPS_ON_MISS=jit has DeepSpeed compile it",
     ),
     (
         "not in this release, no torch",
         have(),
-        Request("cpu_lion", "cpu"),
+        Request("fused_lamb", "cuda"),
         host_of(torch=None),
-        "Run: pip install torch. But this release has no payload with cpu_lion for cpu; "
+        "Run: pip install torch. But this release has no payload with fused_lamb for cuda; "
         "DSOPS_ON_MISS=jit has DeepSpeed compile it",
     ),
 ]
@@ -153,8 +155,77 @@ def test_the_next_step_for_other_kernels(found: Installed, request_: Request, ho
 @pytest.mark.parametrize(
     ("found", "host", "next_step"), [row[1:] for row in REMEDIES], ids=[row[0] for row in REMEDIES]
 )
-def test_the_next_step(found: Installed, host: Host, next_step: str) -> None:
+def test_the_next_step(found: Installed, host: FakeHost, next_step: str) -> None:
+    """Of the stock tier alone: where the portable one may serve, its remedies go first."""
+    stock = replace(host, settings={**host.settings, "DSOPS_TIER": "stock"})
+    assert remedy(selected(found, stock), stock, found) == next_step
+
+
+def portable_of(*releases: str, **changes: Any) -> Artifact:
+    """A portable cpu_adam of some DeepSpeed releases, whose sources are not the installed ones."""
+    facts = {"file": f"{releases[0]}.so", "tier": "portable", "python": None, "torch": None, "simd": Simd.X86_64}
+    return artifact_of(**{**facts, "sources": (SourceDigest("e" * 64, CLOSURE, releases),), **changes})
+
+
+AGAIN = f"pip install --force-reinstall --no-deps dsops-prebuilt=={VERSION}"
+WHEEL = f"The loader is installed without its binaries, and there is a wheel with them. Run: {AGAIN}"
+TORCH_TOO = f"{JIT}, or plain torch: DSOPS_ON_MISS=reference"
+OTHERS = "There are binaries for x86_64 with glibc 2.28 or later only, not for"
+COVERED = have(portable_of("0.14.4", "0.14.5"), portable_of("0.19.10", "0.19.8"), label="portable")
+PORTABLE_REMEDIES = [
+    ("the loader alone", have(), host_of(), WHEEL),
+    ("a stock payload of another torch", have(artifact_of()), host_of(torch=TORCH_25), WHEEL),
+    ("a stock payload of other sources", have(artifact_of(sources=OTHER)), host_of(), WHEEL),
+    ("changed sources", have(artifact_of(sources=SAME)), host_of(), f"Run: {REINSTALL}"),
+    ("no DeepSpeed", have(), host_of(deepspeed=None, csrc=None), "Run: pip install deepspeed"),
+    ("no sources", have(portable_of("0.19.8"), label="portable"), host_of(csrc=None), f"Run: {REINSTALL}"),
+    ("another machine", have(), host_of(machine="ppc64le"), f"{OTHERS} ppc64le with glibc 2.31; {TORCH_TOO}"),
+    ("old glibc", have(), host_of(libc=Libc("glibc", (2, 17))), f"{OTHERS} x86_64 with glibc 2.17; {TORCH_TOO}"),
+    ("no libc", have(), host_of(libc=None), f"{OTHERS} x86_64 with an unknown C library; {TORCH_TOO}"),
+    (
+        "old glibc, stock payload",
+        have(artifact_of(glibc=(2, 28))),
+        host_of(libc=Libc("glibc", (2, 17))),
+        f"No other payload changes that; {TORCH_TOO}",
+    ),
+    ("musl", have(), host_of(libc=Libc("musl")), f"{LINUX_ONLY} musl; {TORCH_TOO}"),
+    (
+        "DSOPS_TIER=reference, no torch",
+        have(),
+        host_of(torch=None, settings={"DSOPS_TIER": "reference"}),
+        "Unset DSOPS_TIER",
+    ),
+    ("DSOPS_TIER=portable", have(artifact_of()), host_of(settings={"DSOPS_TIER": "portable"}), "Unset DSOPS_TIER"),
+    ("older sources", COVERED, host_of(deepspeed="0.14.3"), 'Run: pip install "deepspeed==0.19.10"'),
+    ("unknown sources", COVERED, host_of(deepspeed=None), 'Run: pip install "deepspeed==0.19.10"'),
+    (
+        "newer sources",
+        COVERED,
+        host_of(deepspeed="0.20.0"),
+        'Run: pip install "deepspeed==0.19.10", or see whether a later dsops-prebuilt has it: '
+        "pip install --upgrade dsops-prebuilt",
+    ),
+    ("changed sources, portable", COVERED, host_of(), f"Run: {REINSTALL}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "host", "next_step"), [row[1:] for row in PORTABLE_REMEDIES], ids=[row[0] for row in PORTABLE_REMEDIES]
+)
+def test_the_next_step_of_a_cpu_optimizer(found: Installed, host: Host, next_step: str) -> None:
     assert remedy(selected(found, host), host, found) == next_step
+
+
+def test_a_digest_that_the_portable_tier_has_not_is_said_with_the_releases_that_it_has() -> None:
+    host = host_of(deepspeed="0.20.0")
+    assert headline(selected(COVERED, host), host, COVERED).startswith(
+        "no prebuilt cpu_adam (cpu) can be loaded here: the portable tier has it for the sources of DeepSpeed 0.14.4 "
+        "to 0.19.10 (4 releases), and the installed ones (0.20.0) are none of these. Run: "
+    )
+    one = have(portable_of("0.19.7"), label="portable")
+    assert "for the sources of DeepSpeed 0.19.7, and the installed ones (0.19.8)" in headline(
+        selected(one, host_of()), host_of(), one
+    )
 
 
 def test_the_headline_names_the_nearest_artifact() -> None:
@@ -163,8 +234,19 @@ def test_the_headline_names_the_nearest_artifact() -> None:
     )
     assert headline(selected(found, host_of()), host_of(), found) == (
         "no prebuilt cpu_adam (cpu) can be loaded here: nearest is cu126/near.so, but it is built for cp312, "
-        f"and this interpreter is cp311. {INSTALL}"
+        f"and this interpreter is cp311. {WHEEL}"
     )
+
+
+def test_another_kernel_of_the_name_is_never_the_nearest() -> None:
+    """The portable tier always brings the CPU's ``fused_adam``."""
+    other = portable_of("0.19.8", op="fused_adam", accelerators=("cpu",), sources=artifact_of().sources)
+    found, host = have(other, fused_adam_of(python="cp39", torch=OLD_TORCH), label="cu118"), host_of(visible=())
+    assert headline(selected(found, host, FUSED), host, found).startswith(
+        "no prebuilt fused_adam (cuda) can be loaded here: nearest is cu118/fused_adam_op.so, but it is built for cp39, "
+    )
+    found = have(other, label="portable")
+    assert headline(selected(found, host, FUSED), host, found).endswith(f"and cuda was asked for. {FUSED_LISTED}")
 
 
 def test_a_miss_word_for_word() -> None:
@@ -188,6 +270,7 @@ This machine:
 Artifacts of fused_adam that are installed (1):
   cu126/fused_adam_op.so  [stock, x86_64_v3, build 1]  rejected
     gpu: it holds code for sm_80, sm_90, and none of it runs on GPU-t4 (compute capability 7.5)
+The reference tier, plain torch: not available: it has no fused_adam (cuda), only DeepSpeed's CPU optimizers
 Unusable: /q/manifest.json: not JSON
 DeepSpeed cannot compile it here either; this machine lacks ninja (it is not on PATH)
 To see every reason:
@@ -214,6 +297,69 @@ def test_a_host_of_which_nothing_is_known_is_still_put_into_words() -> None:
     ]
 
 
+REFERENCE = "The reference tier, plain torch:"
+BY_TIER = {"DSOPS_TIER": "reference"}
+
+
+@pytest.mark.parametrize(
+    ("op", "host", "line"),
+    [
+        ("cpu_adam", host_of(torch=None), "not available: torch is not installed or cannot be imported"),
+        ("cpu_adam", host_of(settings={"DSOPS_TIER": "stock"}), "not available: DSOPS_TIER=stock is in force"),
+        ("pin_memory", host_of(), "not available: it has no pin_memory (cpu), only DeepSpeed's CPU optimizers"),
+    ],
+)
+def test_why_the_reference_is_not_available(op: str, host: Host, line: str) -> None:
+    selection = selected(have(), host, Request(op, "cpu"))
+    assert f"{REFERENCE} {line}" in text(selection, host, have()).splitlines()
+    assert as_json(selection, host, have())["reference"] == {
+        "available": False,
+        "reason": line.removeprefix("not available: "),
+    }
+
+
+@pytest.mark.parametrize("settings", [BY_TIER, {"DSOPS_ON_MISS": "reference"}], ids=["tier", "on miss"])
+def test_the_reference_is_chosen_where_the_settings_say_so(settings: dict[str, str]) -> None:
+    found, host = have(artifact_of(python="cp39")), host_of(settings=settings)
+    selection = selected(found, host)
+    (line,) = (line for line in text(selection, host, found).splitlines() if line.startswith("Chosen: "))
+    why = "DSOPS_TIER=reference is in force" if settings == BY_TIER else headline(selection, host, found)
+    assert line == f"Chosen: reference, plain torch; {why}"
+    said = as_json(selection, host, found)
+    assert (said["chosen"], said["path"], said["reason"]) == ("reference", None, why)
+    assert said["reference"] == {"available": True, "reason": None}
+    assert ("tier" in [item["key"] for item in said["artifacts"][0]["rejections"]]) is (settings == BY_TIER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "op", "code"),
+    [
+        (BY_TIER, "cpu_lion", 0),
+        ({"DSOPS_ON_MISS": "reference"}, "cpu_lion", 0),
+        (BY_TIER, "pin_memory", 5),
+        ({"DSOPS_ON_MISS": "reference", "DSOPS_TIER": "stock"}, "cpu_lion", 5),
+    ],
+)
+@pytest.mark.usefixtures("entry")
+def test_explain_of_what_the_reference_serves_exits_with_0(settings: dict[str, str], op: str, code: int) -> None:
+    assert main(["explain", op, "--accelerator", "cpu"], host_of(settings=settings)) == code
+
+
+@pytest.mark.usefixtures("entry")
+def test_a_wrong_tier_is_a_usage_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "cpu_adam"], host_of(settings={"DSOPS_TIER": "portabel"})) == 2
+    expected = "dsops: DSOPS_TIER=portabel: did you mean portable? accepted: stock, portable, reference\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"], host_of())
+    said = capsys.readouterr().out
+    assert "  DSOPS_TIER=stock|portable|reference " in said
+    assert "  DSOPS_ON_MISS=auto|jit|error|reference " in said
+
+
 def test_the_text_of_a_choice() -> None:
     found = have(artifact_of(), artifact_of(file="v4.so", simd=Simd.X86_64_V4), faults=("/q: bad",))
     assert text(selected(found, host_of()), host_of(), found).splitlines()[7:] == [
@@ -223,6 +369,7 @@ def test_the_text_of_a_choice() -> None:
         "  cu126/v4.so  [stock, x86_64_v4, build 1]  rejected",
         "    simd: it needs the SIMD level x86_64_v4, and this processor's is x86_64_v3",
         "  cu126/cpu_adam_op.so  [stock, x86_64_v3, build 1]  accepted",
+        f"{REFERENCE} available; DSOPS_ON_MISS=reference takes it where nothing else fits, DSOPS_TIER=reference always",
         "Unusable: /q: bad",
     ]
 
@@ -304,6 +451,7 @@ def test_list_of_nothing(entry: Path, capsys: pytest.CaptureFixture[str], monkey
     assert main(["list"], host_of()) == 0
     assert capsys.readouterr().out == (
         "No payload is installed. Run one of:\n"
+        f"  {AGAIN}  for cpu_adagrad, cpu_adam, cpu_lion, fused_adam, fused_lion on the CPU, with any torch and any CPython\n"
         f'  pip install "dsops-prebuilt[cpu]=={VERSION}"  for torch 2.13, CPython 3.11\n'
         f'  pip install "dsops-prebuilt[cu118]=={VERSION}"  for torch 2.7, CPython 3.11\n'
     )
@@ -363,7 +511,9 @@ def test_settings_in_force_are_shown() -> None:
 @pytest.mark.usefixtures("entry")
 def test_explain_refuses_a_wrong_word_of_on_miss(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "cpu_adam"], host_of(settings={"DSOPS_ON_MISS": "jti"})) == 2
-    assert capsys.readouterr().err == "dsops: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error\n"
+    assert (
+        capsys.readouterr().err == "dsops: DSOPS_ON_MISS=jti: did you mean jit? accepted: auto, jit, error, reference\n"
+    )
 
 
 def test_explain_refuses_a_damaged_choice(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_a_payload_of_another_version_is_named_and_not_offered(tmp_path: Path) -
     assert found.offers == ()
     assert found.faults == (
         f"{folder}/manifest.json: dsops-prebuilt-cpu 0.0.9 does not belong to dsops-prebuilt {VERSION}; "
-        f"run: pip install --upgrade dsops-prebuilt-cpu=={VERSION}",
+        f"run: pip install --force-reinstall --no-deps dsops-prebuilt-cpu=={VERSION}",
     )
 
 
@@ -210,11 +210,24 @@ def test_the_wrong_init_function_is_a_load_error(tmp_path: Path) -> None:
         open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
 
 
-def test_a_tier_that_this_release_has_not_is_a_load_error(tmp_path: Path) -> None:
-    made, content = here(tier="reference")
-    write_payload(tmp_path, manifest_of(made), {made.file: content})
-    with pytest.raises(LoadError, match=r"No module named 'dsops_prebuilt\.reference'"):
-        open_offer(found_in(tmp_path).offers[0], found_in(tmp_path))
+def test_no_payload_holds_the_reference(tmp_path: Path) -> None:
+    write_payload(tmp_path, manifest_of(artifact_of(tier="reference")), {})
+    found = found_in(tmp_path)
+    assert found.offers == ()
+    assert "$.artifacts[0].tier: expected one of stock, portable, found 'reference'" in found.faults[0]
+
+
+def test_the_payload_that_comes_with_the_loader_is_in_the_loaders_record(tmp_path: Path) -> None:
+    made = artifact_of(tier="portable", python=None, torch=None)
+    folder = write_payload(tmp_path, manifest_of(made, label="portable", distribution="dsops-prebuilt"), {})
+    assert (tmp_path / f"dsops_prebuilt-{VERSION}.dist-info/RECORD").is_file()
+    (offer,) = found_in(tmp_path).offers
+    assert (offer.label, offer.folder) == ("portable", str(folder))
+    again = f"run: pip install --force-reinstall --no-deps dsops-prebuilt=={VERSION}"
+    path = folder / made.file
+    assert refusal(offer, tmp_path) == f"{path}: cannot be read (No such file or directory); {again}"
+    (tmp_path / f"dsops_prebuilt-{VERSION}.dist-info/RECORD").write_text("")
+    assert damage(tmp_path).endswith(f"; {again}")
 
 
 def test_the_stock_tier_is_a_tier() -> None:

@@ -86,7 +86,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("artifacts", 0, "file"), "", "$.artifacts[0].file: expected a path below the manifest's folder, found ''"),
     (("artifacts", 0, "sha256"), None, "$.artifacts[0].sha256: expected a string, found None"),
     (("artifacts", 0, "size"), 1.5, "$.artifacts[0].size: expected an integer, found 1.5"),
-    (("artifacts", 0, "tier"), "stok", "$.artifacts[0].tier: expected one of stock, portable, reference, found 'stok'"),
+    (("artifacts", 0, "tier"), "stok", "$.artifacts[0].tier: expected one of stock, portable, found 'stok'"),
     (("artifacts", 0, "op"), None, "$.artifacts[0].op: expected a string, found None"),
     (("artifacts", 0, "accelerators"), "cpu", "$.artifacts[0].accelerators: expected a list of strings, found 'cpu'"),
     (("artifacts", 0, "accelerators"), [1], "$.artifacts[0].accelerators[0]: expected a string, found 1"),

@@ -17,9 +17,21 @@ from tests.unit.runtime.fakes import (
     torch_binding,
 )
 
+from dsops_prebuilt._errors import UsageError
 from dsops_prebuilt._host import Host
 from dsops_prebuilt._manifest import TIERS, Artifact, SourceDigest
-from dsops_prebuilt._select import CHEAP, KEYS, Offer, Request, default_accelerator, judge, may_serve, select
+from dsops_prebuilt._select import (
+    CHEAP,
+    KEYS,
+    Offer,
+    Request,
+    default_accelerator,
+    judge,
+    may_serve,
+    on_miss,
+    only_tier,
+    select,
+)
 from dsops_prebuilt._variant import CudaRelease, Gpu, Libc, Simd, TorchBuild
 
 ADAM = Request("cpu_adam", "cpu")
@@ -46,6 +58,20 @@ REJECTED: list[tuple[str, Artifact, Request, Host, str]] = [
         Request("fused_adam", "cpu"),
         host_of(),
         "its kernel is for cuda, and cpu was asked for",
+    ),
+    (
+        "tier",
+        artifact_of(),
+        ADAM,
+        host_of(settings={"DSOPS_TIER": "portable"}),
+        "its tier is stock, and DSOPS_TIER=portable is in force",
+    ),
+    (
+        "tier",
+        artifact_of(tier="portable"),
+        ADAM,
+        host_of(settings={"DSOPS_TIER": "reference"}),
+        "its tier is portable, and DSOPS_TIER=reference is in force",
     ),
     ("python", artifact_of(), ADAM, host_of(python="cp312"), "it is built for cp311, and this interpreter is cp312"),
     ("python", artifact_of(), ADAM, host_of(python="cp311t"), "it is built for cp311, and this interpreter is cp311t"),
@@ -341,6 +367,7 @@ def test_what_fits_is_accepted(made: Artifact, request_: Request, host: Host) ->
 
 def test_all_reasons_are_given_in_the_order_of_the_keys() -> None:
     nothing = FakeHost(None, None, None, None, None, None, None, None, None, tegra=False, visible=None)
+    nothing.settings["DSOPS_TIER"] = "portable"
     failed = [item.key for item in judge(fused_adam_of(), Request("x", "y"), nothing)]
     assert failed == list(KEYS)
 
@@ -386,14 +413,13 @@ def test_where_none_fits_none_is_chosen() -> None:
 
 
 RANKED = [
-    offer_of(artifact_of(simd=Simd.X86_64_V4, tier="reference")),
+    offer_of(artifact_of(simd=Simd.X86_64_V4, tier="portable")),
     offer_of(artifact_of(), build=2),
     offer_of(artifact_of(), build=1, label="a"),
     offer_of(artifact_of(file="a.so"), build=1, label="b"),
     offer_of(artifact_of(file="b.so"), build=1, label="b", folder="/1"),
     offer_of(artifact_of(file="b.so"), build=1, label="b", folder="/2"),
     offer_of(artifact_of(tier="portable"), build=9, label="0"),
-    offer_of(artifact_of(tier="reference"), build=9, label="0"),
     offer_of(artifact_of(simd=Simd.X86_64), build=9, label="0"),
 ]
 
@@ -408,7 +434,7 @@ offers = st.builds(
         artifact_of(simd=simd, tier=tier, file=file), label, build, folder
     ),
     st.sampled_from([Simd.X86_64, Simd.X86_64_V3, Simd.X86_64_V4]),
-    st.sampled_from(TIERS),
+    st.sampled_from(TIERS[:2]),
     st.integers(1, 3),
     st.sampled_from(["a", "b"]),
     st.sampled_from(["x.so", "y.so"]),
@@ -422,6 +448,19 @@ def test_the_choice_does_not_depend_on_the_order_of_the_offers(found: list[Offer
     random.shuffle(shuffled)
     assert select(found, ADAM, host_of()) == select(shuffled, ADAM, host_of())
     assert len({offer.preference for offer in found}) == len(found)
+
+
+def test_the_words_of_the_settings() -> None:
+    assert (on_miss(host_of()), only_tier(host_of())) == ("auto", None)
+    host = host_of(settings={"DSOPS_ON_MISS": "reference", "DSOPS_TIER": "stock"})
+    assert (on_miss(host), only_tier(host)) == ("reference", "stock")
+    host = host_of(settings={"DSOPS_ON_MISS": "always", "DSOPS_TIER": "Stock"})
+    with pytest.raises(UsageError, match=r"^DSOPS_ON_MISS=always: accepted: auto, jit, error, reference$"):
+        on_miss(host)
+    with pytest.raises(
+        UsageError, match=r"^DSOPS_TIER=Stock: did you mean stock\? accepted: stock, portable, reference$"
+    ):
+        judge(artifact_of(), ADAM, host)
 
 
 @pytest.mark.parametrize(
