@@ -29,7 +29,7 @@ CPU_OPTIMIZERS: Dict[str, Tuple[str, ...]] = {
     "fused_lion": ("cpu",),
 }
 """Accelerators by op: what the portable tier and the reference hold. No payload has to be installed for these."""
-PLATFORMS: Dict[str, Tuple[int, int]] = {"x86_64": (2, 28)}
+PLATFORMS: Dict[str, Tuple[int, int]] = {"aarch64": (2, 24), "x86_64": (2, 24)}
 """Where the loader's wheel brings the portable tier: by machine, the glibc of the wheel's tag."""
 PAYLOADS: Tuple[Payload, ...] = (
     Payload(

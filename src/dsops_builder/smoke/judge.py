@@ -73,8 +73,8 @@ def judge_surroundings(
         "#!/bin/sh\necho 'Cuda compilation tools, release 12.1, V12.1.105'\n", encoding="ascii"
     )
     (fake / "bin/nvcc").chmod(0o755)
-    # /proc takes no file from anybody, so it is read-only for root too. Where triton is installed, DeepSpeed up to 0.19.7
-    # makes a folder in HOME while it is imported, unless it is told another place.
+    # /proc takes no file from anybody, so it is read-only for root too. Where triton is installed, DeepSpeed itself may
+    # make a folder in HOME while it is imported, unless it is told another place.
     read_only = {"HOME": "/proc", "TRITON_CACHE_DIR": str(environment.folder / "home")}
     for name, variables in {"CUDA_HOME with nvcc 12.1": {"CUDA_HOME": str(fake)}, "read-only HOME": read_only}.items():
         printed = environment.run(["-c", _LOAD], **variables)

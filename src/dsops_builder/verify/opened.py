@@ -117,7 +117,9 @@ def check_tag(opened: Opened) -> Iterator[Failure]:
     try:
         proof = prove(opened.path)
     except GateError as error:
-        yield Failure(gate="tag", file=opened.path.name, found=str(error), wanted="a wheel that auditwheel reads")
+        # auditwheel's own words may be of several lines; a failure is one.
+        found = " ".join(str(error).split())
+        yield Failure(gate="tag", file=opened.path.name, found=found, wanted="a wheel that auditwheel reads")
         return
     true = proof.tags[: proof.tags.index(proof.newest) + 1] if proof.newest in proof.tags else ()
     for platform in sorted({tag.platform for tag in opened.tags} - set(true)):

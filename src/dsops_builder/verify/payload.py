@@ -113,7 +113,8 @@ def _judge(opened: Opened, name: str, artifact: Artifact, context: Context) -> I
         yield from check_exports(name, elf, artifact)
         if context.torch_libs is not None or artifact.torch is None:
             yield from check_symbols(name, elf, artifact, context.torch_libs or {})
-        if elf.machine == "x86_64":
+        # A file for another machine than the level's has been told already.
+        if elf.machine == artifact.simd.machine == "x86_64":
             yield from check_instructions(name, read_instructions(path), artifact)
         if elf.gpu_code != (artifact.cuda is not None):
             found, wanted = ("GPU code", "none") if elf.gpu_code else ("no GPU code", "some")

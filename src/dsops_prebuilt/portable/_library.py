@@ -9,8 +9,13 @@ from typing import Any, Callable, Dict, List, Tuple, Type
 ABI = 1
 FAILED = -(2**63)
 """What a call returns when it failed; :meth:`Library.failure` says whether it did."""
-_KINDS: Dict[str, Type[Exception]] = {"R": RuntimeError, "V": ValueError, "I": IndexError, "M": MemoryError}
+_KINDS: Dict[str, Type[Exception]] = {
+    "R": RuntimeError, "V": ValueError, "I": IndexError, "M": MemoryError, "O": OverflowError,
+}  # fmt: skip
 _ROOM = 64
+
+Call = Callable[[bytes], int]
+"""Calls the entry whose handle is in the first slot, and returns its number, or :data:`FAILED`."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,18 @@ class Library:
         self.path = path
         # The first lets other threads run during a call, the second keeps the GIL, as pybind11 does by default.
         self._free, self._held = ctypes.CDLL(path), ctypes.PyDLL(path)
-        if self.number("dsops_abi") != ABI:
-            raise ImportError(f"{path}: its C ABI is {self.number('dsops_abi')}, and this loader's is {ABI}")
-        self._let_go = (ctypes.c_uint64 * _ROOM)()
+        try:
+            abi = self.number("dsops_abi")
+        except AttributeError:
+            raise ImportError(f"{path}: no library of the portable tier, as it exports no dsops_abi") from None
+        if abi != ABI:
+            raise ImportError(f"{path}: its C ABI is {abi}, and this loader's is {ABI}")
         for library in (self._free, self._held):
             library.dsops_call.restype = ctypes.c_int64
-            library.dsops_call.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+            library.dsops_call.argtypes = (ctypes.c_char_p,)
         self._held.dsops_released.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._held.dsops_released.restype = ctypes.c_int64
+        self._held.dsops_failure.restype = ctypes.c_char_p
 
     @property
     def entries(self) -> Tuple[Entry, ...]:
@@ -61,25 +70,24 @@ class Library:
         function.argtypes = (ctypes.c_char_p if isinstance(argument, bytes) else ctypes.c_int64,)
         return str(function(argument).decode("utf-8", "replace"))
 
-    def caller(self, signature: str) -> Callable[[int, bytes], int]:
-        """What calls an entry of this signature: (handle, packed slots) to its number, or :data:`FAILED`."""
-        call: Callable[[int, bytes], int] = (self._free if signature.startswith("!") else self._held).dsops_call
+    def caller(self, entry: Entry) -> Call:
+        """What calls this entry: without the GIL, where its signature says so."""
+        call: Call = (self._free if entry.signature.startswith("!") else self._held).dsops_call
         return call
 
     def failure(self) -> None:
         """Raise what the last call of this thread failed with, if it did fail: FAILED is a number like any other."""
-        ask = self._held.dsops_failure
-        ask.restype = ctypes.c_char_p
-        text = ask().decode("utf-8", "replace")
+        text = self._held.dsops_failure().decode("utf-8", "replace")
         if text:
             raise _KINDS[text[0]](text[1:])
 
     def released(self) -> List[int]:
         """Tokens of the tensors passed by value that nothing in the library holds any longer."""
         tokens: List[int] = []
+        room = (ctypes.c_uint64 * _ROOM)()
         while True:
-            count = self._held.dsops_released(self._let_go, _ROOM)
-            tokens += self._let_go[:count]
+            count = self._held.dsops_released(room, _ROOM)
+            tokens += room[:count]
             if count < _ROOM:
                 return tokens
 

@@ -1,4 +1,4 @@
-"""What each function of the ops asks of its tensors: who shares a size and a dtype, and who is written.
+"""What each function of the ops asks of its tensors and numbers: who shares a size and a dtype, and who is written.
 
 The sources say none of this: they read every tensor with the first one's number of elements and with the dtype of one
 of each kind (csrc/adam/cpu_adam_impl.cpp, ``invoke`` and its siblings, DeepSpeed 0.14.4 to 0.19.8), so a tensor that
@@ -8,7 +8,7 @@ does not fit is memory that is not the tensor's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,25 @@ RULES: Dict[str, Rule] = {
     ),
 }
 """By function; one that takes no tensor has no rule."""
+
+_GROUPS = 1024
+"""ZEN_MAX_GROUPS of csrc/adam/cpu_adam_impl.cpp (0.19.3 to 0.19.8), which ``zenflow_adam_submit`` does not check."""
+
+
+def check_values(name: str, letters: Sequence[str], values: Sequence[Any]) -> None:
+    """Raise :class:`ValueError` for numbers that the sources use as an address, an index or a length, and are none."""
+    # ZenFlow's control block arrives as an address, the first argument or the second; a step is an unsigned number too.
+    if name.startswith("zenflow_") and any(letter == "Q" and value == 0 for letter, value in zip(letters, values)):
+        raise ValueError(f"{name}: the control block's address is 0")
+    if name == "zenflow_adam_submit":
+        lengths = {len(items) for items in values[3:]}
+        if len(lengths) != 1 or max(lengths) > _GROUPS:
+            raise ValueError(f"{name}: lists of {sorted(lengths)} items; one length, at most {_GROUPS}")
+        _require_pair(name, "now_state", values[1], "there are two buffers")
+    elif name == "multi_tensor_adam":
+        _require_pair(name, "mode", values[8], "0 is Adam with L2, 1 is AdamW")
+
+
+def _require_pair(name: str, word: str, value: int, meaning: str) -> None:
+    if value not in (0, 1):
+        raise ValueError(f"{name}: {word} is {value!r}; {meaning}")

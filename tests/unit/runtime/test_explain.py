@@ -170,7 +170,7 @@ def portable_of(*releases: str, **changes: Any) -> Artifact:
 AGAIN = f"pip install --force-reinstall --no-deps dsops-prebuilt=={VERSION}"
 WHEEL = f"The loader is installed without its binaries, and there is a wheel with them. Run: {AGAIN}"
 TORCH_TOO = f"{JIT}, or plain torch: DSOPS_ON_MISS=reference"
-OTHERS = "There are binaries for x86_64 with glibc 2.28 or later only, not for"
+OTHERS = "There are binaries for aarch64 with glibc 2.24 or x86_64 with glibc 2.24 or later only, not for"
 COVERED = have(portable_of("0.14.4", "0.14.5"), portable_of("0.19.10", "0.19.8"), label="portable")
 PORTABLE_REMEDIES = [
     ("the loader alone", have(), host_of(), WHEEL),
