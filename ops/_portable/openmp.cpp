@@ -41,6 +41,16 @@ bool is_telling(const char* name)
     return false;
 }
 
+bool contains(const dl_phdr_info& object, ElfW(Addr) address)
+{
+    for (int i = 0; i < object.dlpi_phnum; ++i) {
+        const ElfW(Phdr)& part = object.dlpi_phdr[i];
+        const ElfW(Addr) start = object.dlpi_addr + part.p_vaddr;
+        if (part.p_type == PT_LOAD && start <= address && address - start < part.p_memsz) return true;
+    }
+    return false;
+}
+
 // The dynamic section's tables hold addresses, which the dynamic loader of glibc has relocated (elf/get-dynamic-info.h).
 ElfW(Addr) bound_function(const dl_phdr_info& object)
 {
@@ -63,6 +73,7 @@ ElfW(Addr) bound_function(const dl_phdr_info& object)
         if (dynamic->d_tag == DT_RELASZ) sizes[1] = size_t(value) / sizeof(ElfW(Rela));
     }
     if (strings == nullptr || symbols == nullptr) return 0;
+    ElfW(Addr) own = 0;
     for (int table = 0; table < 2; ++table)
         for (size_t i = 0; relocations[table] != nullptr && i < sizes[table]; ++i) {
             const ElfW(Rela)& one = relocations[table][i];
@@ -70,19 +81,11 @@ ElfW(Addr) bound_function(const dl_phdr_info& object)
             if (symbol.st_shndx != SHN_UNDEF || !is_telling(strings + symbol.st_name)) continue;
             ElfW(Addr) target;
             std::memcpy(&target, reinterpret_cast<const void*>(object.dlpi_addr + one.r_offset), sizeof target);
-            return target;
+            if (target == 0) continue;  // a weak symbol that nobody defines
+            if (!contains(object, target)) return target;
+            own = target;  // its PLT, as long as it was bound lazily and not called
         }
-    return 0;
-}
-
-bool contains(const dl_phdr_info& object, ElfW(Addr) address)
-{
-    for (int i = 0; i < object.dlpi_phnum; ++i) {
-        const ElfW(Phdr)& part = object.dlpi_phdr[i];
-        const ElfW(Addr) start = object.dlpi_addr + part.p_vaddr;
-        if (part.p_type == PT_LOAD && start <= address && address - start < part.p_memsz) return true;
-    }
-    return false;
+    return own;
 }
 
 int find_library(dl_phdr_info* object, size_t, void* data)
@@ -107,7 +110,7 @@ thread_local std::string answer;
 }  // namespace
 
 // The path of the OpenMP runtime that a loaded library is bound to, by the library's file name; "" when there is none.
-// A library that is bound lazily and has not called its runtime yet answers with its own path: its PLT.
+// Its own path for a library that is bound lazily and has not called its runtime yet.
 DSOPS_EXPORT const char* dsops_openmp_of(const char* library)
 {
     Search search{library};

@@ -1,8 +1,12 @@
 // The 16-bit floats of c10, bit for bit, and the numbers and names of its scalar types.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 namespace c10 {
 
@@ -25,15 +29,16 @@ struct alignas(2) BFloat16 {
 private:
     static uint16_t round(float value)
     {
+        if (std::isnan(value)) return 0x7fc0;
         const uint32_t bits = bits_as<uint32_t>(value);
-        const uint16_t rounded = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-        return value != value ? uint16_t(0x7fc0) : rounded;
+        return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
     }
 };
 
-// IEEE 754 binary16. gcc 10 has no _Float16 on x86, and F16C is not in the baseline, so the conversions are spelled out.
-// Rounds to nearest even; every NaN becomes 0x7e00 with its sign (torch/headeronly/util/Half.h). Nothing here makes or
-// takes a subnormal float, so that torch.set_flush_denormal changes no result.
+// IEEE 754 binary16, converted by the instruction that c10 uses where the level has one, which keeps what it can of a
+// NaN's payload (torch/headeronly/util/Half.h). Where there is none, it rounds to nearest even and every NaN becomes 0x7e00
+// with its sign, as in c10; spelled out because gcc 10 has no _Float16 on x86. Nothing there makes or takes a subnormal
+// float, so that torch.set_flush_denormal changes no result.
 struct alignas(2) Half {
     uint16_t x;
     Half() = default;
@@ -41,14 +46,23 @@ struct alignas(2) Half {
     operator float() const { return widen(x); }
 
 private:
+#if defined(__F16C__)
+    static float widen(uint16_t half) { return _cvtsh_ss(half); }
+    static uint16_t round(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__aarch64__)
+    static float widen(uint16_t half) { return bits_as<__fp16>(half); }
+    static uint16_t round(float value) { return bits_as<uint16_t>(__fp16(value)); }
+#else
     static constexpr uint32_t kRebias = uint32_t(127 - 15) << 23;  // between the two formats' exponents
 
     static float widen(uint16_t half)
     {
-        const uint32_t magnitude = half & 0x7fffu;
-        const uint32_t normal = (magnitude << 13) + kRebias + (magnitude >= 0x7c00u ? kRebias : 0u);
-        const uint32_t subnormal = bits_as<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
-        return bits_as<float>((magnitude < 0x400u ? subnormal : normal) | uint32_t(half & 0x8000u) << 16);
+        const uint32_t shifted = uint32_t(half & 0x7fffu) << 13;
+        // An infinity's exponent is rebiased to a float's; the product takes the excess off the others, and quiets a NaN.
+        const float normal = bits_as<float>(shifted + 2 * kRebias) * 0x1p-112f;
+        const float subnormal = bits_as<float>(bits_as<uint32_t>(0.5f) | (half & 0x7fffu)) - 0.5f;
+        const float magnitude = shifted < 0x400u << 13 ? subnormal : normal;
+        return bits_as<float>(bits_as<uint32_t>(magnitude) | uint32_t(half & 0x8000u) << 16);
     }
 
     static uint16_t round(float value)
@@ -63,6 +77,7 @@ private:
         const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
         return uint16_t((magnitude > 0x7f800000u ? 0x7e00u : finite) | ((bits >> 16) & 0x8000u));
     }
+#endif
 };
 
 // Numbers and names of torch/headeronly/core/ScalarType.h, which are the same in every release since 1.8.

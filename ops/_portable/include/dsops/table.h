@@ -2,8 +2,9 @@
 //
 // A signature is one letter for each argument, and what is returned behind ">": i int32, q int64, Q uint64, B uint8,
 // f float, d double, ? bool, r tensor by reference, t tensor by value, [x] vector of x, v nothing. "!" in front says that
-// the function runs without the GIL. Arguments arrive in slots of 8 bytes: one each, three for a tensor (address, number
-// of elements, scalar type and owner token), two for a vector (address of its elements' slots, how many there are).
+// the function runs without the GIL. Arguments arrive in slots of 8 bytes: one each; two for a tensor by reference
+// (address; number of elements, with the scalar type in the highest byte); three for one by value (those two, and the
+// token of its owner); two for a vector (address of its elements' slots, how many there are).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -30,10 +31,11 @@ static_assert(sizeof(Slot) == 8, "a slot has 8 bytes");
 using Enter = int64_t (*)(void (*function)(), const Slot* slots);
 void add(const char* name, std::string signature, void (*function)(), Enter enter);
 int64_t fail(char kind, const char* what) noexcept;
-std::shared_ptr<void> owner(uint64_t token);
+std::shared_ptr<void> owner(uint64_t token);  // of no one, for the token 0
 
+// What an argument is read as: its type without reference and const, but for a tensor by reference, which nobody owns.
 template <class T>
-using Bare = std::remove_cv_t<std::remove_reference_t<T>>;
+using Kind = std::conditional_t<std::is_same_v<T, at::Tensor&>, T, std::remove_cv_t<std::remove_reference_t<T>>>;
 
 template <class T>
 struct Argument;
@@ -65,16 +67,22 @@ struct Argument<float> : Real<float, 'f'> {};
 template <>
 struct Argument<double> : Real<double, 'd'> {};
 
+inline at::Tensor borrow(const Slot* slot, std::shared_ptr<void> owner)
+{
+    const auto facts = uint64_t(slot[1].number);
+    return at::Tensor(slot[0].data, int64_t(facts << 8 >> 8), at::ScalarType(facts >> 56), std::move(owner));
+}
+template <>
+struct Argument<at::Tensor&> {
+    static constexpr int slots = 2;
+    static std::string letters() { return "r"; }
+    static at::Tensor read(const Slot* slot) { return borrow(slot, nullptr); }
+};
 template <>
 struct Argument<at::Tensor> {
     static constexpr int slots = 3;
     static std::string letters() { return "t"; }
-    static at::Tensor read(const Slot* slot)
-    {
-        const uint64_t facts = uint64_t(slot[2].number);
-        return at::Tensor(slot[0].data, slot[1].number, at::ScalarType(facts & 0x7f),
-                          facts >> 8 ? owner(facts >> 8) : nullptr);
-    }
+    static at::Tensor read(const Slot* slot) { return borrow(slot, owner(uint64_t(slot[2].number))); }
 };
 
 template <class T>
@@ -91,12 +99,6 @@ struct Argument<std::vector<T>> {
     }
 };
 
-template <class T>
-std::string letters()
-{
-    return std::is_same_v<T, at::Tensor&> ? "r" : Argument<Bare<T>>::letters();
-}
-
 template <class Result, class... Arguments>
 struct Call {
     using Function = Result (*)(Arguments...);
@@ -111,8 +113,16 @@ struct Call {
             return fail('M', error.what());
         } catch (const std::out_of_range& error) {
             return fail('I', error.what());
+        } catch (const std::domain_error& error) {
+            return fail('V', error.what());
         } catch (const std::invalid_argument& error) {
             return fail('V', error.what());
+        } catch (const std::length_error& error) {
+            return fail('V', error.what());
+        } catch (const std::range_error& error) {
+            return fail('V', error.what());
+        } catch (const std::overflow_error& error) {
+            return fail('O', error.what());
         } catch (const std::exception& error) {
             return fail('R', error.what());
         } catch (...) {
@@ -123,7 +133,7 @@ struct Call {
 private:
     static constexpr int offset(size_t index)
     {
-        const int widths[] = {Argument<Bare<Arguments>>::slots..., 0};
+        const int widths[] = {Argument<Kind<Arguments>>::slots..., 0};
         int sum = 0;
         for (size_t i = 0; i < index; ++i) sum += widths[i];
         return sum;
@@ -133,7 +143,7 @@ private:
     static int64_t call(Function function, const Slot* slots, std::index_sequence<Index...>)
     {
         // Braces evaluate in order; the tuple keeps what the function takes by reference.
-        std::tuple<Bare<Arguments>...> values{Argument<Bare<Arguments>>::read(slots + offset(Index))...};
+        std::tuple<std::decay_t<Arguments>...> values{Argument<Kind<Arguments>>::read(slots + offset(Index))...};
         if constexpr (std::is_void_v<Result>) {
             function(static_cast<Arguments&&>(std::get<Index>(values))...);
             return 0;
@@ -157,12 +167,12 @@ struct module_ {
     {
         constexpr bool without_gil = (std::is_same_v<Extra, call_guard<gil_scoped_release>> || ...);
         std::string signature = without_gil ? "!" : "";
-        ((signature += dsops::letters<Arguments>()), ...);
+        ((signature += dsops::Argument<dsops::Kind<Arguments>>::letters()), ...);
         signature += ">";
         if constexpr (std::is_void_v<Result>)
             signature += "v";
         else
-            signature += dsops::letters<Result>();
+            signature += dsops::Argument<Result>::letters();
         dsops::add(name, std::move(signature), reinterpret_cast<void (*)()>(function),
                    &dsops::Call<Result, Arguments...>::enter);
         return *this;
