@@ -82,7 +82,7 @@ def plan(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run pytest over tests/, or over what is given after --."""
-    install(session, "builder", "test")
+    install(session, "builder", "test", "torch")
     session.run("pytest", *(session.posargs or ["tests"]), env=SOURCES)
 
 

@@ -9,7 +9,7 @@ import platformdirs
 import pytest
 
 from dsops_builder.compiler import CompilerHome, set_up_compiler
-from dsops_builder.core import build_core
+from dsops_builder.core import CoreBuilder, build_core
 from dsops_builder.facts import gather_facts
 from dsops_builder.matrix import load_matrix
 from dsops_builder.model import Matrix, Target, Wheel
@@ -18,7 +18,7 @@ from dsops_builder.pipeline import Workplace, build_row
 from dsops_builder.plan import Plan, Selection, make_plan
 from dsops_builder.process import Shell
 from dsops_builder.report import Report
-from dsops_builder.smoke.environment import CleanEnvironment, Environments
+from dsops_builder.smoke.environment import CleanEnvironment, Environments, find_core, of_row
 from dsops_builder.torchenv import EnvironmentFactory, TorchEnv
 
 ROOT = Path(__file__).parents[2]
@@ -93,12 +93,31 @@ def torch_env(matrix: Matrix, plan: Plan, place: Workplace, compiler: CompilerHo
 
 
 @pytest.fixture(scope="session")
-def built(matrix: Matrix, plan: Plan, place: Workplace) -> tuple[Wheel, Wheel]:
-    """The payload of the row ``1_cpu``, compiled from DeepSpeed's sources, and the loader's wheel."""
-    report = Report.for_process(os.environ)
-    (payload,) = build_row(matrix, plan, place, runner=Shell(), report=report)
-    (core,) = build_core(ROOT, place, runner=Shell(), report=report)
-    return payload, core
+def core_wheels(matrix: Matrix, place: Workplace) -> tuple[Wheel, ...]:
+    """The wheels of the loader: alone, and with the portable tier of each machine, made of every DeepSpeed release."""
+    builder = CoreBuilder(
+        root=ROOT,
+        matrix=matrix,
+        ops={op.id: op for op in load_ops(ROOT / "ops")},
+        place=place,
+        runner=Shell(),
+        report=Report.for_process(os.environ),
+    )
+    return build_core(builder)
+
+
+@pytest.fixture(scope="session")
+def payload(matrix: Matrix, plan: Plan, place: Workplace) -> Wheel:
+    """The payload of the row ``1_cpu``, compiled from DeepSpeed's sources."""
+    (built,) = build_row(matrix, plan, place, runner=Shell(), report=Report.for_process(os.environ))
+    return built
+
+
+@pytest.fixture(scope="session")
+def built(payload: Wheel, core_wheels: tuple[Wheel, ...], place: Workplace) -> tuple[Wheel, Wheel]:
+    """The payload, and the core wheel of this machine."""
+    core = find_core(place.dist)
+    return payload, next(wheel for wheel in core_wheels if wheel.path == core)
 
 
 @pytest.fixture(scope="session")
@@ -112,5 +131,5 @@ def environment(  # noqa: PLR0917  fixtures
 ) -> CleanEnvironment:
     """The wheels, torch and DeepSpeed in a virtual environment, on a PATH without a compiler."""
     assert [wheel.path.parent for wheel in built] == [place.dist, place.dist]
-    environments = Environments(matrix=matrix, plan=plan, place=place, runner=Shell())
-    return environments.create(tmp_path_factory.mktemp("clean"), target.torch, target.python, target.deepspeed)
+    what = of_row(plan, place.dist, target.torch, target.python, target.deepspeed)
+    return Environments(matrix=matrix, place=place, runner=Shell()).create(tmp_path_factory.mktemp("clean"), what)

@@ -21,8 +21,14 @@ from dsops_builder.emulator import Emulator, set_up_emulator
 from dsops_builder.errors import CommandError
 from dsops_builder.fetch import Sdists
 from dsops_builder.model import Matrix
+from dsops_builder.ops import load_ops
 from dsops_builder.pipeline import Workplace
+from dsops_builder.portable import PortableCompiler
+from dsops_builder.portable.build import unpack_trees
+from dsops_builder.portable.sources import read_sources
 from dsops_builder.process import Shell
+from dsops_builder.smoke.environment import CleanEnvironment
+from dsops_prebuilt._variant import Simd
 
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "ops/_portable"
@@ -39,20 +45,19 @@ each of the two sides may have fused another one; with the rounding of the resul
 
 @dataclass(frozen=True)
 class Build:
-    """cpu_adam of one DeepSpeed release for one machine and SIMD level."""
+    """cpu_adam of one DeepSpeed release for one SIMD level; ``macro`` is the kernel that must come of it."""
 
-    machine: str
-    march: str
+    simd: Simd
     macro: str
     release: str = "0.19.8"
 
 
-BASELINE = Build("x86_64", "x86-64", "__SCALAR__")
-V3 = Build("x86_64", "x86-64-v3", "__AVX256__")
-V4 = Build("x86_64", "x86-64-v4", "__AVX512__")
-NEON = Build("aarch64", "armv8-a", "__NEON__")
+BASELINE = Build(Simd.X86_64, "__SCALAR__")
+V3 = Build(Simd.X86_64_V3, "__AVX256__")
+V4 = Build(Simd.X86_64_V4, "__AVX512__")
+NEON = Build(Simd.AARCH64, "__NEON__")
 # The last release whose sources know no NEON.
-SCALAR = Build("aarch64", "armv8-a", "__SCALAR__", release="0.19.6")
+SCALAR = Build(Simd.AARCH64, "__SCALAR__", release="0.19.6")
 
 
 @dataclass(frozen=True)
@@ -194,33 +199,22 @@ def compilers(compiler: CompilerHome, cross: CompilerHome) -> dict[str, Compiler
 @pytest.fixture(scope="session")
 def emulator(matrix: Matrix, place: Workplace) -> Emulator:
     """The matrix's emulators."""
-    assert matrix.emulator is not None
     return set_up_emulator(matrix.emulator, place.mirror(Shell()), place.cache, Shell())
 
 
 @pytest.fixture(scope="session")
-def library(
-    compilers: dict[str, CompilerHome], matrix: Matrix, place: Workplace, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Build], Path]:
-    """Compiles a portable cpu_adam, once a session."""
-    folder = tmp_path_factory.mktemp("libraries")
-    sdists = Sdists(matrix.deepspeed, place.cache, Shell())
-    csrc = once(lambda release: sdists.unpack(release, folder) / "csrc")
+def library(compilers: dict[str, CompilerHome], matrix: Matrix, place: Workplace) -> Callable[[Build], Path]:
+    """Compiles a portable cpu_adam."""
+    (op,) = (op for op in load_ops(ROOT / "ops") if op.id == "cpu_adam")
 
     @once
     def build(what: Build) -> Path:
-        home, target = compilers[what.machine], folder / f"{what.release}-{what.march}-{what.macro}.so"
-        sources = ["adam/cpu_adam.cpp", "adam/cpu_adam_impl.cpp", f"{SHIM}/library.cpp", f"{SHIM}/openmp.cpp"]
-        flags = ["-std=c++17", "-O3", "-Wno-reorder", f"-march={what.march}", f"-D{what.macro}", "-fopenmp", "-fPIC"]
-        flags += ["-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=cpu_adam_op", f"-I{SHIM}/include", "-Iincludes"]
-        objects = []
-        for number, source in enumerate(sources):
-            objects.append(f"{target}.{number}.o")
-            Shell().run([str(home.gxx), *flags, "-c", source, "-o", objects[-1]], cwd=csrc(what.release))
-        script = f"-Wl,--version-script={SHIM}/exports.map"
-        link = ["-shared", "-Wl,--no-undefined", script, *home.link_flags, *objects, "-o", str(target), "-lpthread"]
-        Shell().run([str(home.gxx), *link])
-        return target
+        sdists = Sdists({what.release: matrix.deepspeed[what.release]}, place.cache, Shell())
+        (sources,) = read_sources(op, unpack_trees(sdists, place.cache))
+        portable = PortableCompiler(compiler=compilers[what.simd.machine], shim=SHIM, cache=place.cache, runner=Shell())
+        expansion = portable.expand(sources, what.simd)
+        assert expansion.macro == what.macro
+        return portable.compile([expansion])
 
     return build
 
@@ -245,9 +239,9 @@ def steps_on(
         source, found = folder / "input", folder / "output"
         source.write_bytes(inputs(types))
         found.unlink(missing_ok=True)
-        front = emulator.command(what.machine, cpu, compilers[what.machine].sysroot)
+        front = emulator.command(what.simd.machine, cpu, compilers[what.simd.machine].sysroot)
         words = [library(what), source, found, types.params.number, types.states.number, STEPS]
-        Shell().run([*front, str(drivers[what.machine]), *map(str, words)], cwd=folder)
+        Shell().run([*front, str(drivers[what.simd.machine]), *map(str, words)], cwd=folder)
         content, tensors = found.read_bytes(), []
         for kind in types.results:
             size = ELEMENTS * kind.width
@@ -287,3 +281,32 @@ def test_a_level_above_the_processors_dies_of_its_instructions(
     with pytest.raises(CommandError) as death:
         steps_on(what, cpu, PAIRS["float32"])
     assert death.value.code == -signal.SIGILL
+
+
+STOCK = """
+import importlib.util, sys
+from importlib.machinery import ExtensionFileLoader
+import torch
+
+loader = ExtensionFileLoader("cpu_adam_op", sys.argv[1])
+module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("cpu_adam_op", sys.argv[1], loader=loader))
+loader.exec_module(module)
+module.create_adam(0, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
+print("stepped", module.adam_update(0, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, *[torch.ones(1000) for _ in range(4)]))
+"""
+
+
+@pytest.mark.parametrize(("level", "dies"), [("x86_64_v3", False), ("x86_64_v4", True)])
+def test_a_stock_op_of_an_avx512_machine_dies_on_one_without(
+    environment: CleanEnvironment, emulator: Emulator, level: str, dies: bool
+) -> None:
+    """What ``-march=native`` makes there, in an image that is started here: the field's ``Illegal instruction``."""
+    (file,) = environment.payload.glob(f"torch*/cpu_adam/ds*/{level}/*.so")
+    front = emulator.command("x86_64", "Haswell")
+    command = [*front, str(environment.python), "-c", STOCK, str(file)]
+    if dies:
+        with pytest.raises(CommandError) as death:
+            Shell().run(command)
+        assert death.value.code == -signal.SIGILL
+    else:
+        assert "stepped 0" in Shell().run(command)

@@ -67,6 +67,7 @@ def test_an_op_that_deepspeed_leaves_out_is_a_failure(
 ) -> None:
     # Its builder finds no libaio here, says so, and setup.py ends with 0.
     op = Op(
+        id="async_io",
         name="async_io",
         kernel="host",
         accelerators=("cpu",),

@@ -43,8 +43,8 @@ def test_training_keeps_every_promise(environment: CleanEnvironment, facts: dict
     assert list(judge_run(facts, environment.payload)) == []
 
 
-def test_surroundings_keep_every_promise(environment: CleanEnvironment, plan: Plan, facts: dict[str, Any]) -> None:
-    assert list(judge_surroundings(environment, plan, facts)) == []
+def test_surroundings_keep_every_promise(environment: CleanEnvironment, facts: dict[str, Any]) -> None:
+    assert list(judge_surroundings(environment, (), facts)) == []
 
 
 def test_the_watch_fires_when_the_hook_is_off(environment: CleanEnvironment) -> None:

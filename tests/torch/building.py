@@ -1,92 +1,65 @@
-"""Build the portable libraries that these tests open, with the compiler that the matrix pins."""
+"""Build the portable libraries that these tests open, as the core wheel's are built."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-SHIM = Path(__file__).parents[2] / "ops" / "_portable"
-LEVELS = {"x86_64": ("x86-64", "__SCALAR__"), "x86_64_v3": ("x86-64-v3", "__AVX256__")}
+import platformdirs
+
+from dsops_builder.compiler import CompilerHome, set_up_compiler
+from dsops_builder.fetch import DebianMirror, Sdists
+from dsops_builder.matrix import load_matrix
+from dsops_builder.ops import load_ops
+from dsops_builder.portable import PortableCompiler, build_portable
+from dsops_builder.portable.build import SHIM as SHIM_NAME
+from dsops_builder.portable.build import unpack_trees
+from dsops_builder.process import Shell
+from dsops_prebuilt._host import detect
+from dsops_prebuilt._variant import Simd
+
+ROOT = Path(__file__).parents[2]
+SHIM = ROOT / "ops" / SHIM_NAME
 RELEASE = "0.19.8"
-SOURCES = {
-    "cpu_adam": ("adam/cpu_adam.cpp", "adam/cpu_adam_impl.cpp"),
-    "cpu_adagrad": ("adagrad/cpu_adagrad.cpp",),
-    "cpu_lion": ("lion/cpu_lion.cpp", "lion/cpu_lion_impl.cpp"),
-    "fused_adam": ("cpu/adam/fused_adam.cpp", "adam/cpu_adam_impl.cpp"),
-    "fused_lion": ("cpu/lion/fused_lion.cpp", "lion/cpu_lion_impl.cpp"),
-}
-_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-Wno-reorder",
-    "-fopenmp",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
+LEVELS = tuple(
+    level.value
+    for level in (Simd.X86_64, Simd.X86_64_V3, Simd.X86_64_V4)
+    if (own := detect().processor) is not None and level.runs_on(own)
 )
+"""The SIMD levels that this machine runs."""
+MARCH = {"x86_64": "x86-64", "x86_64_v3": "x86-64-v3", "x86_64_v4": "x86-64-v4"}
 
 Libraries = dict[tuple[str, str], Path]
 
 
 def build_libraries() -> Libraries:
-    """Every op for every level, kept in the builder's cache by what they are made of."""
-    return {(op, level): _built(op, level) for op in SOURCES for level in LEVELS}
+    """Path of the library of each op and level; what was compiled before is in the builder's cache."""
+    matrix, cache_folder = load_matrix(ROOT / "build_matrix.yaml"), _cache()
+    ops = {op.id: op for op in load_ops(ROOT / "ops")}
+    trees = unpack_trees(Sdists({RELEASE: matrix.deepspeed[RELEASE]}, cache_folder, Shell()), cache_folder)
+    portable = PortableCompiler(compiler=compiler(), shim=SHIM, cache=cache_folder, runner=Shell())
+    chosen = [ops[name] for name in matrix.portable.ops]
+    made = build_portable(chosen, [Simd(level) for level in LEVELS], trees, portable, os.cpu_count() or 1)
+    return {(one.op.name, one.simd.value): one.path for one in made}
 
 
 def compile_shared(target: Path, sources: Iterable[Path], *flags: str) -> Path:
     """A shared library out of C++ sources, with the shim's headers on the path. For what a test brings itself."""
-    folder = compiler()
-    names = [str(source) for source in sources]
-    command = [f"{folder}/bin/g++", "-shared", "-fPIC", "-O3", "-std=c++17", f"-I{SHIM}/include", *names, *flags]
-    subprocess.run([*command, f"-L{folder}/stubs", "-o", str(target)], check=True)
+    home = compiler()
+    words = ["-shared", "-fPIC", "-O3", "-std=c++17", f"-I{SHIM}/include", *map(str, sources), *flags]
+    Shell().run([str(home.gxx), *words, *home.link_flags, "-o", str(target)])
     return target
 
 
 @cache
-def compiler() -> Path:
-    """The home of the newest compiler for this machine in the builder's cache."""
-    homes = sorted((_cache() / "compiler").iterdir(), key=lambda home: home.stat().st_mtime, reverse=True)
-    for home in homes:
-        command = [f"{home}/bin/g++", "-dumpmachine"]
-        if subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("x86_64"):
-            return home
-    raise FileNotFoundError("no compiler for x86_64 in the cache; `nox -s core` sets it up")
+def compiler() -> CompilerHome:
+    """The matrix's compiler for this machine."""
+    spec = load_matrix(ROOT / "build_matrix.yaml").compiler
+    mirror = DebianMirror(os.environ.get("DSOPS_DEBIAN_MIRROR"), _cache(), Shell())
+    return set_up_compiler(spec, mirror, _cache(), Shell())
 
 
 def _cache() -> Path:
-    given = os.environ.get("DSOPS_CACHE_DIR")
-    return Path(given) if given else Path.home() / ".cache" / "dsops-builder"
-
-
-def _built(op: str, level: str) -> Path:
-    (csrc,) = (_cache() / "csrc").glob(f"{RELEASE}-*")
-    march, macro = LEVELS[level]
-    inputs = [*sorted(SHIM.rglob("*.*")), *(csrc / name for name in SOURCES[op]), Path(__file__)]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    target = _cache() / "tests" / f"{op}-{level}-{digest}" / f"{op}_op.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        flags = [*_FLAGS, f"-march={march}", f"-D{macro}", f"-DTORCH_EXTENSION_NAME={op}_op", f"-I{csrc}/includes"]
-        objects = []
-        for path in [*(csrc / name for name in SOURCES[op]), SHIM / "library.cpp", SHIM / "openmp.cpp"]:
-            objects.append(target.with_name(path.stem + ".o"))
-            command = [f"{compiler()}/bin/g++", "-c", *flags, f"-I{SHIM}/include", str(path), "-o", str(objects[-1])]
-            subprocess.run(command, check=True)
-        link = ["-Wl,--as-needed", f"-Wl,--version-script={SHIM}/exports.map", "-Wl,-z,now", "-lpthread"]
-        whole = target.with_suffix(".tmp")
-        command = [
-            f"{compiler()}/bin/g++",
-            "-shared",
-            f"-L{compiler()}/stubs",
-            *map(str, objects),
-            *link,
-            "-o",
-            str(whole),
-        ]
-        subprocess.run(command, check=True)
-        whole.rename(target)
-    return target
+    return Path(os.environ.get("DSOPS_CACHE_DIR") or platformdirs.user_cache_path("dsops-builder"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.torch.building import LEVELS, compile_shared
+from tests.torch.building import MARCH, compile_shared
 
 WORDS = {torch.float16: "half", torch.bfloat16: "bfloat16"}
 EVERY = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
@@ -18,7 +18,7 @@ EVERY = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
 def converters(level: str, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = Path(__file__).parent / "conversions.cpp"
     target = tmp_path_factory.mktemp("conversions") / "conversions.so"
-    return ctypes.CDLL(str(compile_shared(target, [source], f"-march={LEVELS[level][0]}")))
+    return ctypes.CDLL(str(compile_shared(target, [source], f"-march={MARCH[level]}")))
 
 
 @pytest.fixture(params=[False, True], ids=["denormals", "flushed"])

@@ -189,9 +189,9 @@ int loop(void) {
     return sum;
 }
 """)
-    gcc = f"{compiler()}/bin/gcc"
+    gcc = str(compiler().gcc)
     subprocess.run([gcc, "-fPIC", "-fopenmp", "-c", str(source), "-o", f"{source}.o"], check=True)
-    link = [gcc, "-shared", f"{source}.o", f"-Wl,-z,{binding}", f"-L{compiler()}/stubs", "-o", str(torch_like)]
+    link = [gcc, "-shared", f"{source}.o", f"-Wl,-z,{binding}", *compiler().link_flags, "-o", str(torch_like)]
     subprocess.run([*link, str(runtime), f"-Wl,-rpath,{runtime.parent}"], check=True)
     script = f"""
 assert not {used} or loaded[0].loop() == 499500
@@ -210,7 +210,7 @@ def test_one_that_is_out_of_reach_is_none(cpu_adam_path: Path, tmp_path: Path) -
     """As where the runtime was linked into torch, and its functions were hidden."""
     source, torch_like = tmp_path / "none.c", tmp_path / "libtorch_cpu.so"
     source.write_text("int omp_get_max_threads(void) { return 7; }\nint ask(void) { return omp_get_max_threads(); }\n")
-    link = [f"{compiler()}/bin/gcc", f"-L{compiler()}/stubs", "-fPIC", "-shared", str(source), "-o", str(torch_like)]
+    link = [str(compiler().gcc), *compiler().link_flags, "-fPIC", "-shared", str(source), "-o", str(torch_like)]
     subprocess.run(link, check=True)
     script = "print(json.dumps([bind_openmp(library), update()[0]]))"
     openmp, first = without_torch(script, cpu_adam_path, torch_like)
