@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from dsops_builder.model import Compiled, Op, Target
+from dsops_builder.portable import PortableArtifact
+from dsops_builder.wheel import write_wheel
+from dsops_prebuilt._manifest import SourceDigest
 from dsops_prebuilt._variant import GpuArch, Simd
 
 _SAMPLES = Path(__file__).parent / "data" / "elf"
@@ -37,7 +40,23 @@ SAMPLE_TARGET = Target(
     archs=(GpuArch(8, 0), GpuArch(9, 0, "", ptx=True)),
 )
 
+_CORE = "dsops_prebuilt-0.1.0"
+_LOADER = {
+    "dsops_prebuilt_activate.pth": b"import dsops_prebuilt_activate\n",
+    "dsops_prebuilt_activate.py": b"",
+    "dsops_prebuilt_activate.start": b"",
+    "dsops_prebuilt/__init__.py": b"",
+    "dsops_prebuilt/py.typed": b"",
+    f"{_CORE}.dist-info/METADATA": b"Metadata-Version: 2.4\nName: dsops-prebuilt\nVersion: 0.1.0\n"
+    b"License-File: LICENSE\nRequires-Python: >=3.9\n\nLicense-File: is a word here.\n",
+    f"{_CORE}.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    f"{_CORE}.dist-info/entry_points.txt": b"[torch.backends]\ndsops_prebuilt = dsops_prebuilt_activate:install\n",
+    f"{_CORE}.dist-info/top_level.txt": b"dsops_prebuilt\n",
+    f"{_CORE}.dist-info/licenses/LICENSE": b"text",
+}
+
 CompiledSample = Callable[..., Compiled]
+PortableSample = Callable[..., PortableArtifact]
 
 
 @pytest.fixture
@@ -70,6 +89,34 @@ def compiled_sample(tmp_path: Path) -> CompiledSample:
         )
 
     return make
+
+
+@pytest.fixture
+def portable_sample(tmp_path: Path) -> PortableSample:
+    """Makes a PortableArtifact of an ELF sample's name; ``releases`` are those of its one digest."""
+
+    def make(content: str = "portable.so", *releases: str, **changes: Any) -> PortableArtifact:
+        folder = tmp_path / "portable" / str(len(list(tmp_path.glob("portable/*"))))
+        folder.mkdir(parents=True)
+        path = Path(shutil.copyfile(_SAMPLES / content, folder / "sample_op.so"))
+        closure = ("sample/sample.cpp", "includes/sample.h")
+        digest = SourceDigest(sha256="0" * 64, closure=closure, deepspeed=releases or ("0.19.8",))
+        facts = {"op": SAMPLE_OP, "simd": Simd.X86_64, "kernel": "scalar", "path": path, "sources": (digest,)}
+        return PortableArtifact(**{**facts, **changes})
+
+    return make
+
+
+@pytest.fixture
+def loader_members() -> dict[str, bytes]:
+    """What is in the wheel of a small loader, beside its RECORD."""
+    return dict(_LOADER)
+
+
+@pytest.fixture
+def loader_wheel(tmp_path: Path) -> Path:
+    """The wheel of a small loader."""
+    return write_wheel(tmp_path / "loader" / f"{_CORE}-py3-none-any.whl", _LOADER)
 
 
 @dataclass

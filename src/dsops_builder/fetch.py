@@ -10,11 +10,18 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pooch
 import requests
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, NoSuchProjectError, PyPISimple
+from pypi_simple import (
+    PYPI_SIMPLE_ENDPOINT,
+    DistributionPackage,
+    NoSuchProjectError,
+    PyPISimple,
+    UnsupportedRepoVersionError,
+)
 
 from dsops_builder.errors import CommandError, FetchError
 from dsops_builder.model import Package, SourceTree, TorchOrigin
@@ -22,6 +29,10 @@ from dsops_builder.process import Runner
 
 pooch.get_logger().setLevel("WARNING")
 
+_PATIENCE = 60
+"""Seconds to wait for a server that says nothing; requests by itself waits for ever."""
+# What the simple API's client has for a server that does not answer as an index does; ValueError is for other content.
+_NO_INDEX = (requests.RequestException, NoSuchProjectError, UnsupportedRepoVersionError, ValueError)
 _INDEX_URL = re.compile(r"^(:env:|global)\.index-url='(\S+)'$", re.MULTILINE)
 _ARCHIVE = re.compile(r"^'(?P<base>\S+?)/dists/[^/']+/", re.MULTILINE)
 
@@ -109,18 +120,18 @@ class Sdists:
         path = self._folder / f"deepspeed-{version}.tar.gz"
         if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            with PyPISimple(self._endpoint()) as client, tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+            with PyPISimple(self._endpoint) as client, tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 draft = Path(scratch) / path.name
                 try:
                     if self._packages is None:
-                        page = client.get_project_page("deepspeed")
+                        page = client.get_project_page("deepspeed", timeout=_PATIENCE)
                         self._packages = {p.version or "": p for p in page.packages if p.package_type == "sdist"}
-                    client.download_package(self._packages[version], draft, verify=False)
+                    client.download_package(self._packages[version], draft, verify=False, timeout=_PATIENCE)
                 except KeyError:
-                    raise FetchError(f"{self._endpoint()} has no sdist of DeepSpeed {version}") from None
-                except (requests.RequestException, NoSuchProjectError, OSError) as error:
+                    raise FetchError(f"{self._endpoint} has no sdist of DeepSpeed {version}") from None
+                except (*_NO_INDEX, OSError) as error:
                     raise FetchError(
-                        f"DeepSpeed {version} cannot be downloaded from {self._endpoint()}: {error}\n"
+                        f"DeepSpeed {version} cannot be downloaded from {self._endpoint}: {error}\n"
                         "Check the network and pip's index-url"
                     ) from error
                 draft.replace(path)
@@ -146,6 +157,7 @@ class Sdists:
                 raise FetchError(f"the sdist of DeepSpeed {version} has no LICENSE")
             return found.read().decode()
 
+    @cached_property
     def _endpoint(self) -> str:
         """The index of pip: of the environment, else of its files, else the default (pip's manual, "Configuration")."""
         printed = self._runner.run(_pip("config", "list"))

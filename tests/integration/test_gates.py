@@ -11,9 +11,12 @@ from zipfile import ZipFile
 
 import pytest
 
+from dsops_builder.core import platform_wheel
+from dsops_builder.core.platform_wheel import Contents
 from dsops_builder.errors import GateError
 from dsops_builder.fatbin import GpuCode, asked_for
 from dsops_builder.model import Compiled
+from dsops_builder.portable import PortableArtifact
 from dsops_builder.process import Shell
 from dsops_builder.repair import repair
 from dsops_builder.verify import Context, verify_wheel
@@ -21,6 +24,7 @@ from dsops_builder.wheel import Payload, pack, seal, write_wheel
 from dsops_prebuilt._variant import GpuArch, Simd
 
 CompiledSample = Callable[..., Compiled]
+PortableSample = Callable[..., PortableArtifact]
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 _ARCHS = (GpuArch(8, 0), GpuArch(9, 0, "", ptx=True))
 _LISTS = {
@@ -42,6 +46,10 @@ _AVX512 = 'void wide(float *x) { __asm__ volatile("vaddps %%zmm1, %%zmm2, %%zmm3
 _UNDEFINED = "void sem_of_a_newer_libc(void); void use(void) { sem_of_a_newer_libc(); }"
 _PATH = 'const char *where(void) { return "/build/cache/sample.cpp"; }'
 _PARALLEL = "void spread(float *x) {\n#pragma omp parallel for\nfor (int i = 0; i < 64; i++) x[i] = i; }"
+_ABI = (
+    "abi", "bind_openmp", "call", "count", "entry", "failure", "name", "openmp_of", "released", "signature",
+)  # fmt: skip
+_LIBRARY = "".join(f"int dsops_{name}(void) {{ return 0; }}\n" for name in _ABI)
 _FATBIN = '__attribute__((section(".nv_fatbin"), used)) static const char blob[64] = {1};'
 
 
@@ -296,3 +304,93 @@ def test_an_archive_with_dates(shop: Workshop) -> None:
         for name, content in members.items():
             archive.writestr(name, content)
     assert ": archive: found date_time (2" in _refused(path, shop.context())
+
+
+@dataclass(frozen=True)
+class CoreWorkshop:
+    """Takes a portable library through the pipeline of the core wheel."""
+
+    shop: Workshop
+    make: PortableSample
+    loader: Path
+
+    def contents(self, source: str, *flags: str) -> Contents:
+        library = self.shop.build(self.shop.folder / "portable.so", source, *flags)
+        return Contents(
+            loader=self.loader,
+            artifacts=(replace(self.make(), path=library),),
+            license_text="DeepSpeed's",
+            provenance=(("host_compiler", "gcc-10"),),
+        )
+
+    def finish(self, contents: Contents, place: str = "core") -> Path:
+        """Pack, repair with the real auditwheel, seal."""
+        folder = self.shop.folder / place
+        raw = platform_wheel.pack(contents, folder / "raw")
+        repaired = repair(raw, into=folder / "repaired", runner=Shell(), environment=_ENVIRONMENT)
+        return platform_wheel.seal(repaired, contents, folder / "dist")
+
+
+@pytest.fixture
+def core_shop(shop: Workshop, portable_sample: PortableSample, loader_wheel: Path) -> CoreWorkshop:
+    return CoreWorkshop(shop=shop, make=portable_sample, loader=loader_wheel)
+
+
+def test_a_core_wheel_without_a_fault_twice(core_shop: CoreWorkshop) -> None:
+    contents = core_shop.contents(_LIBRARY)
+    path, again = core_shop.finish(contents), core_shop.finish(contents, "again")
+    assert path.name.startswith("dsops_prebuilt-0.1.0-py3-none-manylinux")
+    assert path.name == again.name
+    assert path.read_bytes() == again.read_bytes()
+    checked = verify_wheel(path, Context(runner=_Cuobjdump()))
+    assert checked[1:] == (
+        "sample/ds0.19.8/x86_64/sample_op.scalar.so: x86_64, instructions up to x86_64, DT_NEEDED, search paths, symbols",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "messages"),
+    [
+        pytest.param(
+            f"{_LIBRARY}void GOMP_parallel(void) {{}}", (), ["exports: found GOMP_parallel; wanted only dsops_abi, "],
+            id="exports OpenMP's function",
+        ),
+        pytest.param(
+            _LIBRARY.replace("int dsops_call", "static int dsops_call"), (),
+            ["exports: found no dsops_call; wanted it, for the loader calls it"],
+            id="no dsops_call",
+        ),
+        pytest.param(
+            f"{_LIBRARY}void *PyErr_Occurred(void); void use(void) {{ PyErr_Occurred(); }}", ("-fvisibility=hidden",),
+            ["exports: found no dsops_abi; ", "symbols: found PyErr_Occurred undefined; "],
+            id="asks for Python",
+        ),
+        pytest.param(
+            _LIBRARY + _AVX512.replace("void wide", "static __attribute__((used)) void wide"), (),
+            ["instructions: found vaddps zmm3,zmm2,zmm1 at "],
+            id="AVX-512 in a scalar file",
+        ),
+        pytest.param(
+            _LIBRARY, ("-Wl,-rpath,/opt/lib",), ["search path: found RPATH or RUNPATH /opt/lib; wanted none"], id="RUNPATH"
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_portable_library(
+    core_shop: CoreWorkshop, source: str, flags: tuple[str, ...], messages: list[str]
+) -> None:
+    path = core_shop.finish(core_shop.contents(source, *flags))
+    refusal = _refused(path, Context(runner=_Cuobjdump()))
+    for message in messages:
+        assert f"/sample_op.scalar.so: {message}" in refusal
+
+
+def test_a_portable_library_with_an_openmp_runtime_of_its_own(core_shop: CoreWorkshop) -> None:
+    with pytest.raises(GateError, match=r"because of .*libgomp\.so\.1, which the tag does not allow"):
+        core_shop.finish(core_shop.contents(_LIBRARY + _PARALLEL, "-fopenmp"))
+
+
+def test_a_portable_library_that_is_bound_to_torch(core_shop: CoreWorkshop) -> None:
+    source = f"{_LIBRARY}int c10_sample(int); static __attribute__((used)) int use(void) {{ return c10_sample(1); }}"
+    refusal = _refused(core_shop.finish(core_shop.contents(source, "-lc10")), Context(runner=_Cuobjdump()))
+    assert "/sample_op.scalar.so: DT_NEEDED: found libc10.so; wanted only ld-linux-aarch64.so.1, " in refusal
+    assert "/sample_op.scalar.so: symbols: found c10_sample undefined; wanted " in refusal

@@ -88,7 +88,7 @@ def test_the_comparison_sees_another_level(environment: CleanEnvironment) -> Non
 
 def test_the_reference_trains_with_a_line_on_its_cost(environment: CleanEnvironment) -> None:
     facts = train_in(environment, DSOPS_TIER="reference")
-    assert facts["op_file"].endswith("dsops_prebuilt/reference/_adam.py")
+    assert "/dsops_prebuilt/reference/" in facts["op_file"]
     assert facts["difference"] <= 1e-5
 
 

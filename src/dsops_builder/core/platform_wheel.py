@@ -84,9 +84,11 @@ def _members(wheel: Path) -> dict[str, bytes]:
 
 def _with_license(metadata: bytes) -> bytes:
     """METADATA with one more ``License-File`` (Core metadata 2.4), behind those that it has."""
-    lines = metadata.decode().split("\n")
+    head, blank, description = metadata.decode().partition("\n\n")
+    lines = head.split("\n")
     last = max(number for number, line in enumerate(lines) if line.startswith("License-File: "))
-    return "\n".join([*lines[: last + 1], f"License-File: {_LICENSE}", *lines[last + 1 :]]).encode()
+    lines.insert(last + 1, f"License-File: {_LICENSE}")
+    return ("\n".join(lines) + blank + description).encode()
 
 
 def _artifact(one: PortableArtifact, members: Mapping[str, bytes], scratch: Path, wheel: str) -> Artifact:

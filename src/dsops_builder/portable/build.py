@@ -21,7 +21,7 @@ from dsops_builder.fetch import Sdists
 from dsops_builder.model import Op
 from dsops_builder.portable import recipe
 from dsops_builder.portable.model import Expansion, PortableArtifact, Sources
-from dsops_builder.portable.sources import digests, read_sources, same_code
+from dsops_builder.portable.sources import digests, reachable, read_sources, same_code
 from dsops_builder.process import Runner
 from dsops_prebuilt._manifest import closure_sha256
 from dsops_prebuilt._variant import Simd
@@ -108,8 +108,7 @@ class PortableCompiler:
         return path.read_text(encoding="utf-8")
 
     def _texts(self, sources: Sources) -> list[Path]:
-        folders = {(sources.csrc / name).parent for name in sources.op.portable} | {sources.csrc / "includes"}
-        return sorted(path for folder in folders for path in folder.glob("*") if path.suffix in {".cpp", ".h"})
+        return sorted(set(reachable(sources.csrc, sources.op.portable)))
 
     def _expand(self, sources: Sources, simd: Simd, macro: str, folder: Path) -> None:
         digest, read = hashlib.sha256(), set[str]()

@@ -14,7 +14,8 @@ from dsops_builder.model import Op
 from dsops_builder.portable.model import Expansion, Sources
 from dsops_prebuilt._manifest import SourceDigest
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+# In angle brackets too: -Iincludes comes before the system's folders.
+_INCLUDE = re.compile(r"""^\s*#\s*include\s*["<]([^">]+)[">]""", re.MULTILINE)
 # Macros that DeepSpeed's builders define for the accelerator and not for the machine (op_builder/builder.py, 0.19.7:
 # get_cuda_compile_flag, and what is added for ROCm). No release from 0.14.3 on reads one, so one file serves all.
 ACCELERATOR_MACROS = ("__ENABLE_CUDA__", "__DISABLE_CUDA__", "__ENABLE_CANN__", "__HIP_PLATFORM_AMD__")
@@ -35,7 +36,7 @@ def _digest(op: Op, release: str, csrc: Path) -> str:
     """Digest of the sources and of every local header that an include directive could reach, whatever the macros."""
     digest = hashlib.sha256()
     try:
-        for path in _reachable(csrc, op.portable):
+        for path in reachable(csrc, op.portable):
             content = path.read_bytes()
             asked = [macro for macro in ACCELERATOR_MACROS if macro.encode() in content]
             if asked:
@@ -50,7 +51,11 @@ def _digest(op: Op, release: str, csrc: Path) -> str:
     return digest.hexdigest()
 
 
-def _reachable(csrc: Path, names: Iterable[str]) -> Iterator[Path]:
+def reachable(csrc: Path, names: Iterable[str]) -> Iterator[Path]:
+    """The sources ``names`` and every header below ``csrc`` that an include directive leads to, whatever the macros.
+
+    Raises :class:`OSError` for a source that is not there.
+    """
     pending = [csrc / name for name in names]
     seen: set[Path] = set()
     while pending:

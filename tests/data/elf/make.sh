@@ -8,6 +8,8 @@
 # avx512.so       the same module with one AVX-512 instruction in its function wide
 # gpu.so          the same module with a fat binary's section, needs libcudart.so.11.0
 # faulty.so       the same module: needs libcurand.so.10, calls nowhere, has a RUNPATH and a build path
+# portable.so     a library of the portable tier: its ten functions, needs libc.so.6, calls memcpy (GLIBC_2.14)
+# unportable.so   the same library: exports GOMP_parallel and has no dsops_call, needs libgomp.so.1, calls GOMP_barrier
 set -eu
 cd "$(dirname "$0")"
 scratch=$(mktemp -d)
@@ -39,6 +41,7 @@ echo 'int c10_sample(int x) { return x; }' | link libc10.so -Wl,-soname,libc10.s
 echo '' | link libtorch_cpu.so -Wl,-soname,libtorch_cpu.so -Wl,--no-as-needed ./libc10.so
 echo '' | link "$scratch/libcurand.so" -Wl,-soname,libcurand.so.10
 echo '' | link "$scratch/libcudart.so" -Wl,-soname,libcudart.so.11.0
+echo '' | link "$scratch/libgomp.so" -Wl,-soname,libgomp.so.1
 cp libtorch_cpu.so "$scratch"
 
 echo "$module" | link host.so -Wl,--no-as-needed -ltorch_cpu -lc
@@ -48,3 +51,14 @@ echo "$module const char blob[64] __attribute__((section(\".nv_fatbin\"), used))
   link gpu.so -Wl,--no-as-needed -ltorch_cpu -lcudart -lc
 echo "$module void nowhere(void); const char *where(void) { nowhere(); return \"/build/scratch/sample.cpp\"; }" |
   link faulty.so -Wl,--no-as-needed,-rpath,/build/lib,--enable-new-dtags -ltorch_cpu -lcurand -lc
+
+portable='
+#include <string.h>
+void *dsops_entry(void *to, void *from) { return memcpy(to, from, *(unsigned long *)from); }
+'
+for name in abi bind_openmp count failure name openmp_of released signature; do
+  portable="$portable int dsops_$name(void) { return 0; }"
+done
+echo "$portable int dsops_call(void) { return 0; }" | link portable.so -Wl,--no-as-needed -lc
+echo "$portable void GOMP_barrier(void); void GOMP_parallel(void) { GOMP_barrier(); }" |
+  link unportable.so -Wl,--no-as-needed -lgomp -lc

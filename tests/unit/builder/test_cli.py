@@ -15,8 +15,9 @@ from dsops_builder import cli
 from dsops_builder import core as real_core
 from dsops_builder import pipeline as real_pipeline
 from dsops_builder import smoke as real_smoke
+from dsops_builder.core import CoreBuilder
 from dsops_builder.errors import CompileError
-from dsops_builder.model import Matrix, Wheel
+from dsops_builder.model import Environment, Matrix, Wheel
 from dsops_builder.pipeline import Workplace
 from dsops_builder.plan import Facts, Plan, everything
 from dsops_builder.process import Runner
@@ -48,7 +49,8 @@ class Pipeline:
 
     error: BaseException | None = None
     built: bool = True
-    cores: list[Path] = field(default_factory=list)
+    cores: list[CoreBuilder] = field(default_factory=list)
+    cells: list[Environment] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     places: list[Workplace] = field(default_factory=list)
 
@@ -58,10 +60,19 @@ class Pipeline:
         self.smoke_row(_matrix, plan, place, runner=runner, report=report)
         return (Wheel(path=place.dist / "a.whl", sha256="ab" * 32, size=1, seconds=1.0),)
 
-    def build_core(self, root: Path, place: Workplace, *, runner: Runner, report: Report) -> tuple[Wheel, ...]:
-        del place, runner, report
-        self.cores.append(root)
-        return ()
+    def build_core(self, builder: CoreBuilder) -> tuple[Wheel, ...]:
+        self.cores.append(builder)
+        names = ("none-any", "none-manylinux_2_24_x86_64")
+        return tuple(
+            Wheel(path=builder.place.dist / f"core-{name}.whl", sha256="cd" * 32, size=1, seconds=1.0) for name in names
+        )
+
+    def smoke_core(
+        self, _matrix: Matrix, cells: tuple[Environment, ...], place: Workplace, *, runner: Runner, report: Report
+    ) -> None:
+        del runner, report
+        self.places.append(place)
+        self.cells += cells
 
     def has_payload(self, _dist: Path, _label: str, _python: str) -> bool:
         return self.built
@@ -83,6 +94,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
     monkeypatch.setattr(real_pipeline, "build_row", fake.build_row)
     monkeypatch.setattr(real_core, "build_core", fake.build_core)
     monkeypatch.setattr(real_smoke, "smoke_row", fake.smoke_row)
+    monkeypatch.setattr(real_smoke, "smoke_core", fake.smoke_core)
     monkeypatch.setattr(real_smoke, "has_payload", fake.has_payload)
     return fake
 
@@ -144,6 +156,10 @@ USAGE = {
         ("plan", "--torch", "2.7.1", "--matrix", SMALL),
         "--torch and --python need a ROW: 1_cpu, 1_cu118",
     ),
+    "unknown environment for the core wheel": (
+        ("smoke", "core", "--python", "3.12", "--matrix", SMALL),
+        "the matrix has no such environment for the core wheel; it has --python 3.11 --torch 2.13.0",
+    ),
     "no wheel": (("verify",), "verify needs the paths of wheels: dist/*.whl"),
 }
 
@@ -198,7 +214,7 @@ def test_smoke_gets_the_plan_of_what_was_asked_for(pipeline: Pipeline, capsys: p
     assert run("smoke", "1_cu118", "--torch", "2.7.1", "--python", "3.12", "--matrix", SMALL) == 0
 
     assert [{(one.torch, one.python) for one in plan.targets} for plan in pipeline.plans] == [{("2.7.1", "3.12")}]
-    assert pipeline.cores == [Path(SMALL).parent]
+    assert [builder.root for builder in pipeline.cores] == [Path(SMALL).parent]
     assert capsys.readouterr().out == ""
 
 
@@ -209,6 +225,26 @@ def test_smoke_builds_a_payload_that_is_not_there(pipeline: Pipeline, capsys: py
     built, smoked = pipeline.plans
     assert built == smoked
     assert capsys.readouterr().out == "dist/a.whl\n"
+
+
+def test_core_builds_from_the_matrix_and_its_ops(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("core", "--matrix", SMALL, "--dist", "out") == 0
+
+    (builder,) = pipeline.cores
+    assert builder.root == Path(SMALL).parent
+    assert builder.matrix.portable.ops == ("cpu_adam",)
+    assert {name: op.id for name, op in builder.ops.items()} == {"cpu_adam": "cpu_adam", "fused_adam": "fused_adam"}
+    assert capsys.readouterr().out == "out/core-none-any.whl\nout/core-none-manylinux_2_24_x86_64.whl\n"
+
+
+def test_smoke_core_builds_the_wheel_and_takes_the_environments_of_the_matrix(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("smoke", "core", "--python", "3.11", "--matrix", SMALL) == 0
+
+    assert [builder.root for builder in pipeline.cores] == [Path(SMALL).parent]
+    assert pipeline.cells == [Environment(python="3.11", torch="2.13.0", deepspeed="0.19.8")]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("verb", ["build", "smoke"])

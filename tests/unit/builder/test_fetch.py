@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +16,8 @@ import pytest
 
 from dsops_builder.cache import fresh_folder
 from dsops_builder.errors import CommandError, FetchError
-from dsops_builder.fetch import DebianMirror, fetch_sdist, fetch_torch
-from dsops_builder.model import Package, TorchOrigin
+from dsops_builder.fetch import DebianMirror, Sdists, fetch_torch
+from dsops_builder.model import Package, SourceTree, TorchOrigin
 
 POOL = "pool/main/a/a/a_1_amd64.deb"
 
@@ -34,16 +37,33 @@ def mirror_folder(tmp_path: Path) -> Path:
     return tmp_path / "mirror"
 
 
-@pytest.fixture
-def mirror(mirror_folder: Path) -> Iterator[str]:
-    """A mirror on the loopback address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(mirror_folder)))
+class PlainHandler(QuietHandler):
+    """Calls everything plain text."""
+
+    def guess_type(self, path: object) -> str:
+        """See SimpleHTTPRequestHandler."""
+        del path
+        return "text/plain"
+
+
+@contextmanager
+def serve(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
+    """A server of the folder on the loopback address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def mirror(mirror_folder: Path) -> Iterator[str]:
+    with serve(mirror_folder) as address:
+        yield address
 
 
 class FakeRunner:
@@ -132,16 +152,184 @@ def test_a_machine_without_apt_is_told_what_to_set(tmp_path: Path) -> None:
         DebianMirror(None, tmp_path / "cache", FakeRunner()).fetch(package())
 
 
-def test_an_sdist_of_another_hash_is_refused_and_removed(tmp_path: Path) -> None:
-    runner = FakeRunner(file="deepspeed-0.19.8.tar.gz", content=b"not it")
-    with pytest.raises(FetchError, match=r"accepts 0{64}; the file was removed"):
-        fetch_sdist("0.19.8", "0" * 64, tmp_path, runner)
-    assert list(tmp_path.rglob("*.tar.gz")) == []
+def sdist(version: str, *, license_file: bool = True) -> bytes:
+    """The bytes of a small sdist of DeepSpeed."""
+    texts = {"csrc/adam/cpu_adam.cpp": "int x;\n", "LICENSE": f"the licence of {version}\n"}
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for name, text in texts.items():
+            if name != "LICENSE" or license_file:
+                entry = tarfile.TarInfo(f"deepspeed-{version}/{name}")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+    return written.getvalue()
 
 
-def test_an_index_that_fails_is_named_with_pips_own_words(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"deepspeed 0.19.8 cannot be downloaded; check the network(.|\n)*not here"):
-        fetch_sdist("0.19.8", "0" * 64, tmp_path, FakeRunner())
+RELEASES = {"0.19.7": sdist("0.19.7", license_file=False), "0.19.8": sdist("0.19.8")}
+TREES = {version: SourceTree(sdist_sha256=hashlib.sha256(content).hexdigest()) for version, content in RELEASES.items()}
+
+
+@pytest.fixture
+def index_folder(tmp_path: Path) -> Path:
+    """An index by PEP 503: a page of links, a wheel and an egg of the same release among them."""
+    page, files = tmp_path / "index/simple/deepspeed/index.html", tmp_path / "index/files"
+    page.parent.mkdir(parents=True)
+    files.mkdir()
+    for version, content in RELEASES.items():
+        (files / f"deepspeed-{version}.tar.gz").write_bytes(content)
+    names = (
+        *(f"deepspeed-{version}.tar.gz" for version in RELEASES),
+        "deepspeed-0.19.8-py3-none-any.whl",
+        "deepspeed-0.19.8-py3.11.egg",
+        "deepspeed.html",
+    )
+    page.write_text("".join(f'<a href="../../files/{name}">{name}</a>\n' for name in names), encoding="utf-8")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def index(index_folder: Path) -> Iterator[str]:
+    with serve(index_folder) as address:
+        yield f"{address}/simple"
+
+
+def configured(address: str) -> FakeRunner:
+    """A pip that is configured for an index."""
+    return FakeRunner({"config": f"global.index-url='{address}'\n"})
+
+
+def test_an_sdist_comes_from_the_index_of_pip_once(index: str, index_folder: Path, tmp_path: Path) -> None:
+    runner = configured(index)
+    sdists = Sdists(TREES, tmp_path / "cache", runner)
+    path = sdists.fetch("0.19.8")
+    assert path == tmp_path / "cache/sdist/deepspeed-0.19.8.tar.gz"
+    assert path.read_bytes() == RELEASES["0.19.8"]
+    assert sdists.fetch("0.19.7").read_bytes() == RELEASES["0.19.7"]
+    # What is in the cache is not asked for again.
+    (index_folder / "files/deepspeed-0.19.8.tar.gz").unlink()
+    assert sdists.fetch("0.19.8") == path
+    assert [command[-2:] for command in runner.commands] == [["config", "list"]]
+    assert sorted(item.name for item in path.parent.iterdir()) == ["deepspeed-0.19.7.tar.gz", "deepspeed-0.19.8.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "asked"),
+    [
+        (":env:.index-url='{good}'\nglobal.index-url='{bad}'\n", "good"),
+        ("global.index-url='{bad}'\n:env:.index-url='{good}'\n", "good"),
+        ("global.extra-index-url='{good}'\nglobal.index-url='{bad}'\ninstall.index-url='{good}'\n", "bad"),
+    ],
+    ids=["environment first", "environment last", "files"],
+)
+def test_the_index_is_the_one_of_pips_environment_or_else_of_its_files(
+    printed: str, asked: str, index: str, tmp_path: Path
+) -> None:
+    bad = "http://127.0.0.1:9/simple"
+    sdists = Sdists(TREES, tmp_path, FakeRunner({"config": printed.format(good=index, bad=bad)}))
+    if asked == "good":
+        assert sdists.fetch("0.19.8").exists()
+    else:
+        with pytest.raises(
+            FetchError, match=r"^DeepSpeed 0\.19\.8 cannot be downloaded from http://127\.0\.0\.1:9/simple: "
+        ):
+            sdists.fetch("0.19.8")
+
+
+def test_a_release_that_the_index_does_not_have(index: str, tmp_path: Path) -> None:
+    trees = {**TREES, "0.19.9": SourceTree(sdist_sha256="0" * 64)}
+    with pytest.raises(FetchError) as error:
+        Sdists(trees, tmp_path / "cache", configured(index)).fetch("0.19.9")
+    assert str(error.value) == f"{index} has no sdist of DeepSpeed 0.19.9"
+    assert list((tmp_path / "cache").rglob("*.tar.gz")) == []
+
+
+def test_a_release_of_which_the_index_has_a_wheel_only(index: str, index_folder: Path, tmp_path: Path) -> None:
+    page = index_folder / "simple/deepspeed/index.html"
+    page.write_text(page.read_text().replace("deepspeed-0.19.8.tar.gz", "deepspeed-0.19.8-cp311-cp311-any.whl"))
+    with pytest.raises(FetchError, match=r" has no sdist of DeepSpeed 0\.19\.8$"):
+        Sdists(TREES, tmp_path / "cache", configured(index)).fetch("0.19.8")
+
+
+def test_an_sdist_of_another_hash_is_refused_and_removed(index: str, index_folder: Path, tmp_path: Path) -> None:
+    (index_folder / "files/deepspeed-0.19.8.tar.gz").write_bytes(b"not it")
+    path = tmp_path / "cache/sdist/deepspeed-0.19.8.tar.gz"
+    found, accepted = hashlib.sha256(b"not it").hexdigest(), TREES["0.19.8"].sdist_sha256
+    with pytest.raises(FetchError) as error:
+        Sdists(TREES, tmp_path / "cache", configured(index)).fetch("0.19.8")
+    assert str(error.value) == (
+        f"{path}: sha256 {found}, and build_matrix.yaml accepts {accepted}; the file was removed"
+    )
+    assert list(path.parent.iterdir()) == []
+
+
+def test_an_sdist_that_was_damaged_in_the_cache_is_refused_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "sdist/deepspeed-0.19.8.tar.gz"
+    path.parent.mkdir()
+    path.write_bytes(RELEASES["0.19.8"][:-1])
+    with pytest.raises(FetchError, match=r"; the file was removed$"):
+        Sdists(TREES, tmp_path, FakeRunner()).fetch("0.19.8")
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [("files/deepspeed-0.19.8.tar.gz", "404 Client Error"), ("simple/deepspeed/index.html", "")],
+    ids=["file", "page"],
+)
+def test_an_index_that_lacks_what_it_should_have(
+    index: str, index_folder: Path, tmp_path: Path, broken: str, words: str
+) -> None:
+    (index_folder / broken).unlink()
+    if not words:
+        (index_folder / broken).parent.rmdir()
+        words = "No details about project 'deepspeed' available"
+    with pytest.raises(FetchError) as error:
+        Sdists(TREES, tmp_path / "cache", configured(index)).fetch("0.19.8")
+    assert str(error.value).startswith(f"DeepSpeed 0.19.8 cannot be downloaded from {index}: {words}")
+    assert str(error.value).endswith("\nCheck the network and pip's index-url")
+    assert list((tmp_path / "cache/sdist").iterdir()) == []
+
+
+def test_a_server_that_is_no_index(index_folder: Path, tmp_path: Path) -> None:
+    with serve(index_folder, PlainHandler) as address, pytest.raises(FetchError) as error:
+        Sdists(TREES, tmp_path / "cache", configured(f"{address}/simple")).fetch("0.19.8")
+    assert str(error.value).startswith(f"DeepSpeed 0.19.8 cannot be downloaded from {address}/simple: ")
+    assert "'text/plain'" in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["file:///opt/simple", "nowhere"])
+def test_an_address_that_is_not_of_http(address: str, tmp_path: Path) -> None:
+    with pytest.raises(FetchError) as error:
+        Sdists(TREES, tmp_path, configured(address)).fetch("0.19.8")
+    assert str(error.value).startswith(f"DeepSpeed 0.19.8 cannot be downloaded from {address}: ")
+
+
+def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    runner = configured("http://127.0.0.1:9/simple")
+    with pytest.raises(FetchError) as error:
+        Sdists(TREES, tmp_path, runner).fetch("0.19.8")
+    message = str(error.value)
+    assert message.startswith("DeepSpeed 0.19.8 cannot be downloaded from http://127.0.0.1:9/simple: ")
+    assert message.endswith("\nCheck the network and pip's index-url")
+
+
+def test_what_is_in_the_cache_needs_neither_an_index_nor_pip(tmp_path: Path) -> None:
+    path = tmp_path / "sdist/deepspeed-0.19.8.tar.gz"
+    path.parent.mkdir()
+    path.write_bytes(RELEASES["0.19.8"])
+    runner = FakeRunner()
+    assert Sdists(TREES, tmp_path, runner).fetch("0.19.8") == path
+    assert runner.commands == []
+
+
+def test_an_sdist_is_unpacked_and_its_licence_read(index: str, tmp_path: Path) -> None:
+    sdists = Sdists(TREES, tmp_path / "cache", configured(index))
+    tree = sdists.unpack("0.19.8", tmp_path / "trees")
+    assert tree == tmp_path / "trees/deepspeed-0.19.8"
+    assert (tree / "csrc/adam/cpu_adam.cpp").read_text() == "int x;\n"
+    assert sdists.license_text("0.19.8") == "the licence of 0.19.8\n"
+    with pytest.raises(FetchError, match=r"^the sdist of DeepSpeed 0\.19\.7 has no LICENSE$"):
+        sdists.license_text("0.19.7")
 
 
 WHEEL = "torch-2.7.1-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -168,6 +356,15 @@ def test_torch_of_the_default_index_must_have_a_pinned_hash(
     else:
         assert fetch_torch(origin, Path("python3.11"), accepted, tmp_path, runner).path.name == WHEEL
     assert ("--index-url" in runner.commands[-1]) is (index is not None)
+
+
+def test_a_torch_that_cannot_be_downloaded_is_named_with_pips_own_words(tmp_path: Path) -> None:
+    origin = TorchOrigin(requirement="torch==2.7.1", index=None, note="")
+    with pytest.raises(FetchError) as error:
+        fetch_torch(origin, Path("python3.11"), (), tmp_path, FakeRunner({"-c": "3.11\n"}))
+    first, second = str(error.value).splitlines()
+    assert first == "torch==2.7.1 cannot be downloaded; check the network and pip's index"
+    assert second.endswith(": not here")
 
 
 def interrupted(path: Path) -> None:

@@ -25,6 +25,23 @@ def test_march_and_macro_of_a_level_belong_together(level: Simd, march: str, mac
     assert (flags.march(level), flags.simd_macro(level)) == (march, macro)
 
 
+@pytest.mark.parametrize(
+    ("level", "texts", "macro"),
+    [
+        pytest.param(Simd.X86_64, ("#if defined(__NEON__)",), "__SCALAR__", id="x86_64"),
+        pytest.param(Simd.X86_64_V4, (), "__AVX512__", id="x86_64_v4"),
+        pytest.param(Simd.AARCH64, ("int x;", "#elif defined(__NEON__)"), "__NEON__", id="sources that know NEON"),
+        pytest.param(Simd.AARCH64, ("#if defined(__AVX512__)",), "__SCALAR__", id="sources that do not"),
+    ],
+)
+def test_macro_of_a_level_for_sources(level: Simd, texts: tuple[str, ...], macro: str) -> None:
+    assert flags.portable_macro(level, texts) == macro
+
+
+def test_march_of_aarch64() -> None:
+    assert flags.march(Simd.AARCH64) == "-march=armv8-a"
+
+
 def test_every_architecture_is_native_code_and_ptx_comes_where_asked() -> None:
     assert flags.gencode(archs("7.0 9.0a 12.0+PTX")) == (
         "-gencode=arch=compute_70,code=sm_70",

@@ -11,6 +11,7 @@ from dsops_builder.elf import Elf
 from dsops_builder.fatbin import GpuCode
 from dsops_builder.gates import (
     check_build_paths,
+    check_exports,
     check_gpu_code,
     check_identity,
     check_instructions,
@@ -55,6 +56,11 @@ _HOST = Artifact(
 _CODE = GpuCode(sass=(GpuArch(8, 0), GpuArch(9, 0)), ptx=(GpuArch(9, 0),))
 _CUDA = replace(_HOST, cuda=CudaBinding(toolkit=CudaRelease(11, 8), sass=_CODE.sass, ptx=_CODE.ptx))
 _PORTABLE = replace(_HOST, python=None, torch=None, tier="portable")
+_ABI = (
+    "dsops_abi, dsops_bind_openmp, dsops_call, dsops_count, dsops_entry, dsops_failure, dsops_name, dsops_openmp_of, "
+    "dsops_released, dsops_signature"
+)
+_LIBRARY = replace(_ELF, needed=("libc.so.6",), defined=frozenset(_ABI.split(", ")))
 
 
 def _needed(*libraries: str) -> Elf:
@@ -77,7 +83,13 @@ def _needed(*libraries: str) -> Elf:
         pytest.param(_CUDA, "libtorch_cuda.so", True, id="cuda op, libtorch_cuda"),
         pytest.param(_CUDA, "libcublas.so.11", False, id="cuda op, libcublas"),
         pytest.param(_PORTABLE, "libstdc++.so.6", True, id="portable, libstdc++"),
+        pytest.param(_PORTABLE, "ld-linux-aarch64.so.1", True, id="portable, the loader of aarch64"),
         pytest.param(_PORTABLE, "libc10.so", False, id="portable, libc10"),
+        pytest.param(_PORTABLE, "libtorch_cpu.so", False, id="portable, libtorch_cpu"),
+        pytest.param(_PORTABLE, "libgomp.so.1", False, id="portable, libgomp"),
+        pytest.param(_PORTABLE, "libiomp5.so", False, id="portable, libiomp5"),
+        pytest.param(_PORTABLE, "libpython3.11.so.1.0", False, id="portable, libpython"),
+        pytest.param(_PORTABLE, "libdl.so.2", False, id="portable, libdl"),
     ],
 )
 def test_needed(artifact: Artifact, library: str, allowed: bool) -> None:
@@ -167,6 +179,40 @@ def test_symbols_of_a_portable_artifact_have_nothing_to_come_from() -> None:
     elf = replace(_ELF, unversioned=("GOMP_barrier", "PyModule_Create2"))
     found = [failure.found for failure in check_symbols(_FILE, elf, _PORTABLE, {})]
     assert found == ["GOMP_barrier undefined", "PyModule_Create2 undefined"]
+
+
+def test_exports_hold() -> None:
+    assert not list(check_exports(_FILE, _LIBRARY, _PORTABLE))
+
+
+def test_a_stock_module_exports_what_it_likes() -> None:
+    assert not list(check_exports(_FILE, replace(_ELF, defined=frozenset({"GOMP_parallel"})), _HOST))
+
+
+@pytest.mark.parametrize(
+    ("defined", "message"),
+    [
+        pytest.param(
+            _LIBRARY.defined | {"GOMP_parallel"}, f"found GOMP_parallel; wanted only {_ABI}", id="OpenMP's function"
+        ),
+        pytest.param(
+            _LIBRARY.defined | {"_ZN14Adam_Optimizer6Step_1Ev"},
+            f"found _ZN14Adam_Optimizer6Step_1Ev; wanted only {_ABI}",
+            id="kernel",
+        ),
+        pytest.param(
+            _LIBRARY.defined | {"dsops_other"}, f"found dsops_other; wanted only {_ABI}", id="function of no ABI"
+        ),
+        pytest.param(
+            _LIBRARY.defined - {"dsops_call"},
+            "found no dsops_call; wanted it, for the loader calls it",
+            id="no dsops_call",
+        ),
+    ],
+)
+def test_exports_of_a_portable_library(defined: frozenset[str], message: str) -> None:
+    (failure,) = check_exports(_FILE, replace(_LIBRARY, defined=defined), _PORTABLE)
+    assert str(failure) == f"{_FILE}: exports: {message}"
 
 
 def test_instructions() -> None:

@@ -11,12 +11,20 @@ import pytest
 from dsops_builder.archs import capabilities
 from dsops_builder.errors import MatrixError
 from dsops_builder.matrix import load_matrix
+from dsops_builder.model import Environment
 from dsops_builder.ops import load_ops
 from dsops_prebuilt._variant import CudaRelease, GpuArch, Simd
 
 ROOT = Path(__file__).parents[3]
 SMALL = ROOT / "tests/data/small"
-TOP = "schema_version, deepspeed, compiler, toolkits, python_headers, tracer, requirements, rows"
+TOP = (
+    "schema_version, deepspeed, compiler, cross_compilers, emulator, toolkits, python_headers, tracer, requirements, "
+    "portable, rows"
+)
+CROSS_COMPILERS = (
+    'cross_compilers:\n  aarch64:\n    machine: aarch64\n    name: gcc-10\n    version: "10.2.1"\n    glibc: "2.28"\n'
+    '    glibcxx: "3.4.24"\n    cxxabi: "1.3.11"\n    sysroot: []\n    libraries: []\n'
+)
 NVCC_11_8 = "3.5, 3.7, 5.0, 5.2, 5.3, 6.0, 6.1, 6.2, 7.0, 7.2, 7.5, 8.0, 8.6, 8.7, 8.9, 9.0"
 
 
@@ -60,6 +68,10 @@ def test_small_matrix_is_what_its_file_says() -> None:
     assert row.pairings[1].wheels == {"3.11": ("c" * 64,), "3.12": ("ab" * 32,)}
     assert row.excludes[0].reason == "nobody asked for it"
     assert matrix.toolkits["11.8"].packages[0].name == "libcub-dev"
+    assert matrix.portable.ops == ("cpu_adam",)
+    assert matrix.portable.simd == (Simd.X86_64, Simd.X86_64_V3, Simd.AARCH64)
+    assert matrix.portable.smoke == (Environment(python="3.11", torch="2.13.0", deepspeed="0.19.8"),)
+    assert {machine: one.machine for machine, one in matrix.cross_compilers.items()} == {"aarch64": "aarch64"}
 
 
 def test_archs_are_in_order_whatever_the_files(copy: Copy) -> None:
@@ -72,7 +84,8 @@ def test_real_matrix_and_ops_have_no_fault() -> None:
     matrix = load_matrix(ROOT / "build_matrix.yaml")
     ops = load_ops(ROOT / "ops")
 
-    assert {name for row in matrix.rows.values() for name in row.ops} <= {op.name for op in ops}
+    named = {*matrix.portable.ops, *(name for row in matrix.rows.values() for name in row.ops)}
+    assert named == {op.id for op in ops}
 
 
 ONE_FAULT = {
@@ -376,6 +389,61 @@ ONE_FAULT = {
         f'43: rows.1_cu118.pairings[0].archs[1]: found "9.0a", accepted what nvcc 11.8 compiles: {NVCC_11_8}, did you '
         'mean "9.0"?',
     ),
+    # The other compilers and the portable tier.
+    "compiler under another machine": (
+        ("    machine: aarch64", "    machine: x86_64"),
+        "58: cross_compilers: found a mapping, accepted compilers whose machine is their key",
+    ),
+    "cross compiler in the place of the first": (
+        ("compiler:\n", "compiler:\n  machine: aarch64\n"),
+        "5: compiler: found a mapping, accepted a compiler for x86_64; others are for cross_compilers",
+    ),
+    "newer glibc of another machine": (
+        ('"10.2.1"\n    glibc: "2.28"', '"10.2.1"\n    glibc: "2.31"'),
+        '63: cross_compilers.aarch64.glibc: found "2.31", accepted 2.28 or older: manylinux_2_28 allows nothing newer',
+    ),
+    "no emulator": (
+        ("emulator:\n  path: pool/main/q/qemu/qemu-user-static_7.2-1_amd64.deb\n  sha256: " + "ef" * 32 + "\n", ""),
+        f"2: emulator: is missing; accepted here: {TOP}",
+    ),
+    "no portable op": (
+        ("ops: [cpu_adam]\n  simd", "ops: []\n  simd"),
+        "72: portable.ops: found an empty list, accepted a list with something in it",
+    ),
+    "no portable level": (
+        ("simd: [x86_64, x86_64_v3, aarch64]", "simd: []"),
+        "73: portable.simd: found an empty list, accepted a list with something in it",
+    ),
+    "portable op that is misspelt": (
+        ("ops: [cpu_adam]\n  simd", "ops: [cpu_adm]\n  simd"),
+        '72: portable.ops[0]: found cpu_adm, accepted an op with portable sources: cpu_adam, did you mean "cpu_adam"?',
+    ),
+    "portable op without portable sources": (
+        ("ops: [cpu_adam]\n  simd", "ops: [cpu_adam, fused_adam]\n  simd"),
+        "72: portable.ops[1]: found fused_adam, accepted an op with portable sources: cpu_adam",
+    ),
+    "same portable op twice": (
+        ("ops: [cpu_adam]\n  simd", "ops: [cpu_adam, cpu_adam]\n  simd"),
+        "72: portable.ops[1]: found cpu_adam, accepted each entry once; item 0 is the same",
+    ),
+    "same portable level twice": (
+        ("simd: [x86_64, x86_64_v3, aarch64]", "simd: [x86_64, aarch64, x86_64]"),
+        "73: portable.simd[2]: found x86_64, accepted each entry once; item 0 is the same",
+    ),
+    "portable level that is misspelt": (
+        ("simd: [x86_64, x86_64_v3, aarch64]", "simd: [x86_64, x86_64_v2]"),
+        "73: portable.simd[1]: found x86_64_v2, accepted x86_64, x86_64_v3, x86_64_v4, aarch64, did you mean "
+        '"x86_64_v4"?',
+    ),
+    "portable level that no compiler is for": (
+        (CROSS_COMPILERS, ""),
+        "63: portable.simd[2]: found aarch64, accepted a level that a compiler is for (x86_64, x86_64_v3, x86_64_v4); "
+        "`cross_compilers` has none for this machine",
+    ),
+    "portable environment with an unknown release": (
+        ('deepspeed: "0.19.8"}', 'deepspeed: "0.19.7"}'),
+        '75: portable.smoke[0].deepspeed: found "0.19.7", accepted 0.19.8 of `deepspeed`, did you mean "0.19.8"?',
+    ),
 }
 
 
@@ -384,6 +452,16 @@ def test_one_fault_is_one_line(copy: Copy, change: tuple[str, str], line: str) -
     copy.change(change)
 
     assert copy.faults() == [f"build_matrix.yaml:{line}"]
+
+
+def test_a_compiler_for_an_unknown_machine_leaves_its_levels_without_one(copy: Copy) -> None:
+    copy.change(("  aarch64:", "  riscv64:"))
+
+    assert copy.faults() == [
+        'build_matrix.yaml:59: cross_compilers.riscv64: found the key "riscv64", accepted aarch64',
+        "build_matrix.yaml:73: portable.simd[2]: found aarch64, accepted a level that a compiler is for (x86_64, "
+        "x86_64_v3, x86_64_v4); `cross_compilers` has none for this machine",
+    ]
 
 
 def test_all_faults_come_at_once_in_the_order_of_their_lines(copy: Copy) -> None:
@@ -501,7 +579,8 @@ OP_FAULT = {
     ),
     "name of another folder": (
         ("name: cpu_adam", "name: cpu_adagrad"),
-        'ops/cpu_adam/op.yaml:2: name: found cpu_adagrad, accepted "cpu_adam", the name of its folder',
+        'ops/cpu_adam/op.yaml:2: name: found cpu_adagrad, accepted "cpu_adam", the name of its folder, or that '
+        "without the accelerator",
     ),
     "unknown accelerator": (
         ("accelerators: [cpu, cuda]", "accelerators: [cpu, cud]"),
@@ -519,7 +598,17 @@ OP_FAULT = {
     "misspelt key": (
         ("module:", "modul:"),
         'ops/cpu_adam/op.yaml:6: modul: found the unknown key "modul", accepted name, kernel, accelerators, '
-        'build_variable, module, did you mean "module"?',
+        'build_variable, module, portable, did you mean "module"?',
+    ),
+    "portable source outside csrc": (
+        ("[adam/cpu_adam.cpp,", "[../adam/cpu_adam.cpp,"),
+        "ops/cpu_adam/op.yaml:7: portable[0]: found ../adam/cpu_adam.cpp, accepted a source below csrc, such as "
+        "adam/cpu_adam.cpp",
+    ),
+    "portable source that is CUDA": (
+        ("adam/cpu_adam_impl.cpp]", "adam/multi_tensor_adam.cu]"),
+        "ops/cpu_adam/op.yaml:7: portable[1]: found adam/multi_tensor_adam.cu, accepted a source below csrc, such as "
+        "adam/cpu_adam.cpp",
     ),
 }
 
@@ -554,6 +643,47 @@ def test_ops_folder_without_an_op_or_not_there(tmp_path: Path) -> None:
 
     assert str(missing.value) == f"{tmp_path}/ops: cannot be read: No such file or directory"
     assert str(empty.value) == f"{tmp_path}/ops: has no op; accepted: NAME/op.yaml"
+
+
+def test_an_accelerators_own_kernel_of_a_name_has_a_folder_of_its_own(copy: Copy) -> None:
+    folder = copy.folder / "ops/fused_adam_cpu"
+    shutil.copytree(copy.folder / "ops/fused_adam", folder)
+    copy.change(
+        ("accelerators: [cuda]", "accelerators: [cpu]"),
+        ("kernel: cuda", "kernel: host"),
+        file="ops/fused_adam_cpu/op.yaml",
+    )
+    copy.change(("ops: [cpu_adam]", "ops: [cpu_adam, fused_adam_cpu]"))
+
+    assert [(op.id, op.name, op.accelerators) for op in load_ops(copy.folder / "ops")] == [
+        ("cpu_adam", "cpu_adam", ("cpu", "cuda")),
+        ("fused_adam", "fused_adam", ("cuda",)),
+        ("fused_adam_cpu", "fused_adam", ("cpu",)),
+    ]
+    assert load_matrix(copy.file).rows["1_cpu"].ops == ("cpu_adam", "fused_adam_cpu")
+
+
+def test_an_op_for_another_accelerator_than_its_folders(copy: Copy) -> None:
+    (copy.folder / "ops/fused_adam").rename(copy.folder / "ops/fused_adam_cpu")
+    with pytest.raises(MatrixError) as caught:
+        load_ops(copy.folder / "ops")
+
+    assert str(caught.value).replace(f"{copy.folder}/", "") == (
+        'ops/fused_adam_cpu/op.yaml:3: name: found fused_adam, accepted "fused_adam_cpu", the name of its folder, or '
+        "that without the accelerator"
+    )
+
+
+def test_a_folder_of_code_that_ops_share_is_no_op(copy: Copy) -> None:
+    (copy.folder / "ops/_portable").mkdir()
+
+    assert [op.id for op in load_ops(copy.folder / "ops")] == ["cpu_adam", "fused_adam"]
+
+
+def test_what_an_op_of_the_portable_tier_is_made_of() -> None:
+    ops = {op.id: op.portable for op in load_ops(SMALL / "ops")}
+
+    assert ops == {"cpu_adam": ("adam/cpu_adam.cpp", "adam/cpu_adam_impl.cpp"), "fused_adam": ()}
 
 
 def test_ops_are_sorted_by_name() -> None:

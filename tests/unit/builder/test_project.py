@@ -8,18 +8,19 @@ from zipfile import ZipFile
 
 import pytest
 
-from dsops_builder.core import check_core
+from dsops_builder.core import check_loader
 from dsops_builder.errors import GateError
 from dsops_builder.matrix import load_matrix
 from dsops_builder.model import split_row_id
 from dsops_builder.ops import load_ops
 from dsops_prebuilt import __version__
-from dsops_prebuilt._catalogue import PAYLOADS, Payload
+from dsops_prebuilt._catalogue import CPU_OPTIMIZERS, PAYLOADS, PLATFORMS, Payload
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MATRIX = load_matrix(ROOT / "build_matrix.yaml")
+OPS = {op.id: op for op in load_ops(ROOT / "ops")}
 
 
 def test_the_loader_has_no_dependencies() -> None:
@@ -72,23 +73,22 @@ def loader() -> set[str]:
 
 
 def test_a_whole_loader_passes(tmp_path: Path, loader: set[str]) -> None:
-    check_core(write(tmp_path / "a.whl", loader), ROOT / "src")
+    check_loader(write(tmp_path / "a.whl", loader), ROOT / "src")
 
 
 def test_a_loader_without_its_pth_file_is_refused(tmp_path: Path, loader: set[str]) -> None:
     wheel = write(tmp_path / "a.whl", loader - {"dsops_prebuilt_activate.pth"})
     with pytest.raises(GateError, match=r"lacks \['dsops_prebuilt_activate.pth'\], and holds nothing beside"):
-        check_core(wheel, ROOT / "src")
+        check_loader(wheel, ROOT / "src")
 
 
 def test_a_loader_with_the_builder_in_it_is_refused(tmp_path: Path, loader: set[str]) -> None:
     wheel = write(tmp_path / "a.whl", loader | {"dsops_builder/cli.py"})
     with pytest.raises(GateError, match=r"lacks nothing, and holds \['dsops_builder/cli.py'\] beside the loader"):
-        check_core(wheel, ROOT / "src")
+        check_loader(wheel, ROOT / "src")
 
 
 def test_the_loaders_catalogue_is_the_matrix() -> None:
-    ops = {op.name: op.accelerators for op in load_ops(ROOT / "ops")}
     assert {payload.label: payload for payload in PAYLOADS} == {
         split_row_id(row_id)[1]: Payload(
             label=split_row_id(row_id)[1],
@@ -96,7 +96,12 @@ def test_the_loaders_catalogue_is_the_matrix() -> None:
             python=tuple(
                 dict.fromkeys("cp" + each.replace(".", "") for pairing in row.pairings for each in pairing.pythons)
             ),
-            ops={op: ops[op] for op in row.ops},
+            ops={OPS[op].name: OPS[op].accelerators for op in row.ops},
         )
         for row_id, row in MATRIX.rows.items()
     }
+
+
+def test_the_loaders_catalogue_has_the_portable_tier_of_the_matrix() -> None:
+    assert {OPS[op].name: OPS[op].accelerators for op in MATRIX.portable.ops} == CPU_OPTIMIZERS
+    assert set(PLATFORMS) == {level.machine for level in MATRIX.portable.simd}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsops_builder.errors import SmokeError
-from dsops_builder.smoke.environment import find_wheels
+from dsops_builder.smoke.environment import find_core, find_wheels
 from dsops_builder.smoke.judge import judge_run
 from dsops_builder.smoke.trace import compilers, executed
 
@@ -20,6 +21,7 @@ GOOD: dict[str, Any] = {
     "difference": 3e-7,
     "losses": [1.5, 1.4],
     "jit_calls": [],
+    "openmp": ["/env/site-packages/torch.libs/libgomp-24e2ab19.so.1.0.0"],
     "programs": ("/env/bin/python",),
 }
 LOG = """\
@@ -75,6 +77,11 @@ def test_a_run_as_promised_has_no_complaint() -> None:
         ({"difference": float("nan")}, "weights differ from torch.optim.AdamW by nan"),
         ({"losses": [1.5, 1.5]}, "nothing was trained"),
         ({"jit_calls": ["cpu_adam"]}, "asked to compile cpu_adam"),
+        ({"openmp": []}, "not one OpenMP runtime in the process, but []"),
+        (
+            {"openmp": ["/env/libgomp-24e2ab19.so.1.0.0", "/usr/lib/libgomp.so.1"]},
+            "not one OpenMP runtime in the process, but ['/env/libgomp-24e2ab19.so.1.0.0', '/usr/lib/libgomp.so.1']",
+        ),
         ({"programs": ()}, "the watch itself failed"),
         ({"programs": ("/usr/bin/python", "/usr/bin/g++")}, "a compiler was started or looked for: /usr/bin/g++"),
     ],
@@ -109,3 +116,26 @@ def test_a_wheel_that_is_not_there_is_named(tmp_path: Path, present: str, missin
     (tmp_path / present).touch()
     with pytest.raises(SmokeError, match=missing):
         find_wheels(tmp_path, "cpu", "3.11")
+
+
+def test_the_core_wheel_of_this_machine_is_taken_before_the_loader_alone(tmp_path: Path) -> None:
+    machine = platform.machine()
+    other = "aarch64" if machine == "x86_64" else "x86_64"
+    names = (
+        "dsops_prebuilt-0.1.0-py3-none-any.whl",
+        f"dsops_prebuilt-0.1.0-py3-none-manylinux_2_24_{other}.whl",
+        f"dsops_prebuilt-0.0.9-py3-none-manylinux_2_24_{machine}.whl",
+        f"dsops_prebuilt-0.1.0-py3-none-manylinux_2_24_{machine}.whl",
+    )
+    for name in names[:-1]:
+        (tmp_path / name).touch()
+    assert find_core(tmp_path).name == names[0]
+    (tmp_path / names[-1]).touch()
+    assert find_core(tmp_path).name == names[-1]
+
+
+def test_a_core_wheel_of_another_machine_is_none(tmp_path: Path) -> None:
+    (tmp_path / "dsops_prebuilt-0.1.0-py3-none-manylinux_2_24_riscv64.whl").touch()
+    with pytest.raises(SmokeError) as caught:
+        find_core(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: no wheel of the loader 0.1.0; nox -s core makes it"

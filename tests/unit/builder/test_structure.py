@@ -13,7 +13,7 @@ from dsops_builder import errors
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src/dsops_builder"
 # These run in another interpreter, as programs of their own.
-PROGRAMS = {"stock.driver", "smoke.train", "smoke.optimizers"}
+PROGRAMS = {"stock.driver", "smoke.train", "smoke.optimizers", "bench.kernels"}
 MODULES = {
     name: path
     for path in sorted(PACKAGE.rglob("*.py"))

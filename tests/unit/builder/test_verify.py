@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,13 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import pytest
 
+from dsops_builder.core import platform_wheel
+from dsops_builder.core.platform_wheel import Contents
 from dsops_builder.errors import GateError
 from dsops_builder.fatbin import asked_for
 from dsops_builder.model import Compiled
-from dsops_builder.verify import Context, verify_wheel
+from dsops_builder.portable import PortableArtifact
+from dsops_builder.verify import CORE_BUDGET, Context, verify_wheel
 from dsops_builder.wheel import Payload, archive_order, member, pack, seal, write_wheel
 from dsops_prebuilt._variant import GpuArch, Simd
 
@@ -72,7 +77,7 @@ def sealed(compiled_sample: CompiledSample, tmp_path: Path) -> Path:
 def test_what_was_checked(sealed: Path, context: Context) -> None:
     size = sealed.stat().st_size
     assert verify_wheel(sealed, context) == (
-        f"{_NAME}: archive, RECORD, contents, metadata, manifest, tag, size {size}, build paths",
+        f"{_NAME}: RECORD, metadata, tag, contents, size {size}, build paths, archive, manifest",
         f"{_FILE}: x86_64, instructions up to x86_64, DT_NEEDED, search paths, symbols against torch 2.7",
     )
 
@@ -259,9 +264,9 @@ def test_another_python_in_the_name(sealed: Path, context: Context) -> None:
     assert f"{_SO}: python: found in a wheel for ['cp312-cp312']; wanted cp311-cp311" in found
 
 
-def _manifest(sealed: Path, **changes: Any) -> bytes:
+def _manifest(sealed: Path, root: str = _ROOT, **changes: Any) -> bytes:
     with ZipFile(sealed) as archive:
-        raw = json.loads(archive.read(f"{_ROOT}/manifest.json"))
+        raw = json.loads(archive.read(f"{root}/manifest.json"))
     artifact = {key[9:]: changes.pop(key) for key in list(changes) if key.startswith("artifact_")}
     raw["artifacts"][0] |= artifact
     return json.dumps(raw | changes).encode()
@@ -354,6 +359,7 @@ def test_a_payload_has_nothing_that_could_run(sealed: Path, context: Context, na
 
 
 _TORCH = {"minor": "2.7", "exact": None, "cxx11_abi": True, "built_with": "2.7.1+cu126"}
+_FOLDER = "folder torch2.7/sample/ds0.19.8/x86_64"
 _SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["0.19.8"]}
 
 
@@ -364,7 +370,7 @@ _SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["
             {"torch": {**_TORCH, "minor": "2.6"}},
             [
                 "torch.minor 2.6; wanted 2.7, of torch 2.7.1+cu126",
-                "folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.6/sample/ds0.19.8/x86_64",
+                f"{_FOLDER}; wanted torch2.6/sample/ds0.19.8/x86_64 or torch2.6/sample_cpu_cuda/ds0.19.8/x86_64",
             ],
             id="torch's minor",
         ),
@@ -382,7 +388,7 @@ _SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["
             {"sources": []},
             [
                 "no sources; wanted at least one digest of sources",
-                "folder torch2.7/sample/ds0.19.8/x86_64; wanted that of a DeepSpeed release",
+                f"{_FOLDER}; wanted that of a DeepSpeed release",
             ],
             id="no sources",
         ),
@@ -400,14 +406,14 @@ _SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["
         ),
         pytest.param(
             {"sources": [{**_SOURCE, "deepspeed": ["0.19.7"]}]},
-            ["folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/sample/ds0.19.7/x86_64"],
+            [f"{_FOLDER}; wanted torch2.7/sample/ds0.19.7/x86_64 or torch2.7/sample_cpu_cuda/ds0.19.7/x86_64"],
             id="another release",
         ),
         pytest.param(
             {"op": "other"},
             [
                 "module deepspeed.ops.sample.sample_op; wanted one that ends in .other_op, for the op other",
-                "folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/other/ds0.19.8/x86_64",
+                f"{_FOLDER}; wanted torch2.7/other/ds0.19.8/x86_64 or torch2.7/other_cpu_cuda/ds0.19.8/x86_64",
             ],
             id="op",
         ),
@@ -417,10 +423,17 @@ _SOURCE = {"sha256": "0" * 64, "closure": ["sample/sample.cpp"], "deepspeed": ["
         ),
         pytest.param(
             {"simd": "x86_64_v3"},
-            ["folder torch2.7/sample/ds0.19.8/x86_64; wanted torch2.7/sample/ds0.19.8/x86_64_v3"],
+            [f"{_FOLDER}; wanted torch2.7/sample/ds0.19.8/x86_64_v3 or torch2.7/sample_cpu_cuda/ds0.19.8/x86_64_v3"],
             id="SIMD level",
         ),
-        pytest.param({"torch": None}, ["a stock artifact without a torch or a Python; wanted both"], id="no torch"),
+        pytest.param(
+            {"torch": None},
+            [
+                "a stock artifact without a torch or a Python; wanted both",
+                f"{_FOLDER}; wanted sample/ds0.19.8/x86_64 or sample_cpu_cuda/ds0.19.8/x86_64",
+            ],
+            id="no torch",
+        ),
     ],
 )
 def test_a_manifest_that_contradicts_itself(
@@ -446,37 +459,38 @@ def test_a_toolkit_of_another_label(compiled_sample: CompiledSample, context: Co
 
 _CORE = "dsops_prebuilt-0.1.0-py3-none-any.whl"
 _CORE_INFO = "dsops_prebuilt-0.1.0.dist-info"
-_LOADER = {
-    "dsops_prebuilt_activate.pth": b"import dsops_prebuilt_activate\n",
-    "dsops_prebuilt_activate.py": b"",
-    "dsops_prebuilt_activate.start": b"",
-    "dsops_prebuilt/__init__.py": b"",
-    "dsops_prebuilt/py.typed": b"",
-    f"{_CORE_INFO}/METADATA": b"Metadata-Version: 2.4\nName: dsops-prebuilt\nVersion: 0.1.0\n",
-    f"{_CORE_INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    f"{_CORE_INFO}/entry_points.txt": b"[torch.backends]\ndsops_prebuilt = dsops_prebuilt_activate:install\n",
-    f"{_CORE_INFO}/top_level.txt": b"dsops_prebuilt\n",
-    f"{_CORE_INFO}/licenses/LICENSE": b"text",
-}
 
 
-def _core(folder: Path, changes: Mapping[str, bytes | None], name: str = _CORE) -> Path:
-    """The loader's wheel as another writer would leave it: other order, dates and modes."""
-    contents = {file: text for file, text in {**_LOADER, **changes}.items() if text is not None}
+Core = Callable[..., Path]
+
+
+@pytest.fixture
+def core(loader_members: dict[str, bytes], tmp_path: Path) -> Core:
+    """Makes the loader's wheel, with members replaced, added or (None) left out."""
+
+    def make(changes: Mapping[str, bytes | None], name: str = _CORE) -> Path:
+        return _foreign(tmp_path, {**loader_members, **changes}, name)
+
+    return make
+
+
+def _foreign(folder: Path, members: Mapping[str, bytes | None], name: str) -> Path:
+    """A wheel as another writer would leave it: other order, dates and modes."""
+    contents = {file: text for file, text in members.items() if text is not None}
     path = write_wheel(folder / "core" / name, contents)
     with ZipFile(path) as archive:
-        members = {member.filename: archive.read(member) for member in archive.infolist()}
+        written = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     with ZipFile(path, "w") as archive:
-        for file in reversed(members):
-            archive.writestr(ZipInfo(file, date_time=(2026, 1, 1, 0, 0, 0)), members[file])
+        for file in reversed(written):
+            archive.writestr(ZipInfo(file, date_time=(2026, 1, 1, 0, 0, 0)), written[file])
     return path
 
 
-def test_the_loader_has_gates_of_its_own(context: Context, tmp_path: Path) -> None:
-    path = _core(tmp_path, {})
+def test_the_loader_has_gates_of_its_own(context: Context, core: Core) -> None:
+    path = core({})
     size = path.stat().st_size
     assert verify_wheel(path, context) == (
-        f"{_CORE}: RECORD, metadata, tag, contents, entry point, size {size}, build paths",
+        f"{_CORE}: RECORD, metadata, tag, contents, size {size}, build paths, entry point",
     )
 
 
@@ -500,17 +514,303 @@ _FOREIGN = "contents: found a file that the loader does not have; wanted only ds
         pytest.param({f"{_CORE_INFO}/WHEEL": b"Root-Is-Purelib: false\nTag: py3-none-any\n"}, f"{_CORE}: metadata: found WHEEL Root-Is-Purelib false; wanted true", id="purelib"),
     ],
 )  # fmt: skip
-def test_faults_of_the_loader(context: Context, tmp_path: Path, changes: dict[str, bytes | None], message: str) -> None:
-    (failure,) = _failures(_core(tmp_path, changes), context)
+def test_faults_of_the_loader(context: Context, core: Core, changes: dict[str, bytes | None], message: str) -> None:
+    (failure,) = _failures(core(changes), context)
     assert failure.startswith(message)
 
 
-def test_a_loader_for_one_python(context: Context, tmp_path: Path) -> None:
+def test_a_loader_for_one_python(context: Context, loader_members: dict[str, bytes], tmp_path: Path) -> None:
     wheel = b"Root-Is-Purelib: true\nTag: cp311-none-any\n"
     name = _CORE.replace("py3", "cp311")
-    assert _failures(_core(tmp_path, {f"{_CORE_INFO}/WHEEL": wheel}, name), context) == [
-        f"{name}: tag: found cp311-none-any; wanted py3-none-any"
+    path = write_wheel(tmp_path / name, {**loader_members, f"{_CORE_INFO}/WHEEL": wheel})
+    assert _failures(path, context) == [
+        f"{name}: tag: found {name}: for any; wanted one of x86_64, aarch64; wanted a wheel that auditwheel reads",
+        f"{name}: manifest: found no manifest.json; wanted one manifest.json that this release reads",
+        f"{name}: metadata: found WHEEL Root-Is-Purelib true; wanted false",
     ]
+
+
+_MACHINE_CORE = "dsops_prebuilt-0.1.0-py3-none-manylinux_2_17_x86_64.whl"
+_PORTABLE = "dsops_prebuilt_payloads/portable"
+_PORTABLE_SO = f"{_PORTABLE}/sample/ds0.19.8/x86_64/sample_op.scalar.so"
+PortableSample = Callable[..., PortableArtifact]
+PlatformCore = Callable[..., Path]
+
+
+@pytest.fixture
+def platform_core(loader_wheel: Path, portable_sample: PortableSample, tmp_path: Path) -> PlatformCore:
+    """Makes a core wheel with portable artifacts: the good sample, or those that are given."""
+
+    def make(*artifacts: PortableArtifact, name: str = _MACHINE_CORE) -> Path:
+        contents = Contents(
+            loader=loader_wheel,
+            artifacts=artifacts or (portable_sample(),),
+            license_text="DeepSpeed's",
+            provenance=(("host_compiler", "gcc-10 10.2.1"),),
+        )
+        raw = platform_wheel.pack(contents, tmp_path / "raw")
+        return platform_wheel.seal(raw.rename(raw.with_name(name)), contents, tmp_path / "dist")
+
+    return make
+
+
+def test_a_core_wheel_with_the_portable_tier(context: Context, platform_core: PlatformCore) -> None:
+    path = platform_core()
+    size = path.stat().st_size
+    # Nothing in it is bound to a torch, so there is nothing to leave out where no torch is at hand.
+    for surroundings in (context, Context(runner=context.runner)):
+        assert verify_wheel(path, surroundings) == (
+            f"{_MACHINE_CORE}: RECORD, metadata, tag, contents, size {size}, build paths, entry point, archive, manifest",
+            "sample/ds0.19.8/x86_64/sample_op.scalar.so: x86_64, instructions up to x86_64, DT_NEEDED, search paths, symbols",
+        )
+
+
+def test_every_failure_of_a_portable_library_is_listed(
+    context: Context, platform_core: PlatformCore, portable_sample: PortableSample
+) -> None:
+    system = "ld-linux-aarch64.so.1, ld-linux-x86-64.so.2, libc.so.6, libgcc_s.so.1, libm.so.6, libpthread.so.0, libstdc++.so.6"
+    tag, *found = _failures(platform_core(portable_sample("unportable.so")), context)
+    names = ("abi", "bind_openmp", "call", "count", "entry", "failure", "name", "openmp_of", "released", "signature")
+    # What the libgomp of this machine asks for is told too.
+    assert tag.startswith(f"{_MACHINE_CORE}: tag: found manylinux_2_17_x86_64; wanted one of none, because of ")
+    assert "libgomp.so.1, which the tag does not allow" in tag
+    assert found == [
+        f"{_PORTABLE_SO}: DT_NEEDED: found libgomp.so.1; wanted only {system}",
+        f"{_PORTABLE_SO}: exports: found GOMP_parallel; wanted only {', '.join(f'dsops_{name}' for name in names)}",
+        f"{_PORTABLE_SO}: exports: found no dsops_call; wanted it, for the loader calls it",
+        f"{_PORTABLE_SO}: symbols: found GOMP_barrier undefined; "
+        "wanted every symbol without a version defined by the system's libraries",
+    ]
+
+
+def test_a_portable_library_of_a_higher_level_than_it_says(
+    context: Context, platform_core: PlatformCore, portable_sample: PortableSample
+) -> None:
+    found = _failures(platform_core(portable_sample("avx512.so", simd=Simd.X86_64_V3)), context)
+    assert any(": instructions: found vaddps zmm3,zmm2,zmm1 at " in failure for failure in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        pytest.param(
+            {"artifact_python": "cp311"},
+            [
+                f"{_PORTABLE_SO}: manifest: found a portable artifact bound to python; wanted none of python, torch, cuda",
+                f"{_PORTABLE_SO}: python: found in a wheel for ['py3-none']; wanted cp311-cp311",
+                f"{_PORTABLE_SO}: python: found file name sample_op.scalar.so; wanted sample_op.cpython-311-x86_64-linux-gnu.so",
+                f"{_PORTABLE_SO}: python: found no such function; wanted PyInit_sample_op defined",
+            ],
+            id="bound to a python",
+        ),
+        pytest.param(
+            {"artifact_torch": {**_TORCH, "minor": "2.7"}},
+            [
+                f"{_PORTABLE_SO}: manifest: found a portable artifact bound to torch; wanted none of python, torch, cuda",
+                f"{_PORTABLE_SO}: manifest: found folder sample/ds0.19.8/x86_64; wanted torch2.7/sample/ds0.19.8/x86_64 "
+                "or torch2.7/sample_cpu_cuda/ds0.19.8/x86_64",
+            ],
+            id="bound to a torch",
+        ),
+        pytest.param(
+            {"artifact_cuda": {"toolkit": "11.8", "sass": ["8.0"], "ptx": []}},
+            [
+                f"{_PORTABLE_SO}: manifest: found toolkit 11.8 in the payload portable; wanted the toolkit of the label",
+                f"{_PORTABLE_SO}: manifest: found a portable artifact bound to cuda; wanted none of python, torch, cuda",
+                f"{_PORTABLE_SO}: GPU code: found no GPU code; wanted some, as the manifest lists",
+            ],
+            id="bound to CUDA",
+        ),
+        pytest.param(
+            {"artifact_tier": "stock"},
+            [
+                f"{_PORTABLE_SO}: manifest: found tier stock; wanted portable, in the payload portable",
+                f"{_PORTABLE_SO}: manifest: found a stock artifact without a torch or a Python; wanted both",
+            ],
+            id="stock artifact",
+        ),
+        pytest.param(
+            {"artifact_sources": [{**_SOURCE, "deepspeed": ["0.19.7"]}]},
+            [
+                f"{_PORTABLE_SO}: manifest: found folder sample/ds0.19.8/x86_64; wanted sample/ds0.19.7/x86_64 "
+                "or sample_cpu_cuda/ds0.19.7/x86_64"
+            ],
+            id="another release",
+        ),
+        pytest.param(
+            {"artifact_simd": "aarch64"},
+            [
+                f"{_PORTABLE_SO}: manifest: found folder sample/ds0.19.8/x86_64; wanted sample/ds0.19.8/aarch64 "
+                "or sample_cpu_cuda/ds0.19.8/aarch64",
+                f"{_PORTABLE_SO}: machine: found a file for x86_64, listed as x86_64; wanted aarch64, the machine of aarch64",
+            ],
+            id="another machine",
+        ),
+        pytest.param(
+            {"distribution": "dsops-prebuilt-portable"},
+            [
+                f"{_MACHINE_CORE}: metadata: found manifest distribution dsops-prebuilt-portable; wanted dsops-prebuilt",
+                f"{_PORTABLE}/manifest.json: manifest: found distribution dsops-prebuilt-portable; "
+                "wanted dsops-prebuilt, for the label portable",
+            ],
+            id="another distribution",
+        ),
+        pytest.param(
+            {"build": 2}, [f"{_MACHINE_CORE}: metadata: found manifest build 2; wanted 1"], id="another build"
+        ),
+        pytest.param(
+            {"label": "cpu"},
+            [
+                f"{_PORTABLE}/manifest.json: manifest: found {_PORTABLE}; wanted dsops_prebuilt_payloads/cpu",
+                f"{_PORTABLE}/manifest.json: manifest: found distribution dsops-prebuilt; wanted dsops-prebuilt-cpu, "
+                "for the label cpu",
+                f"{_PORTABLE_SO}: manifest: found tier portable; wanted stock, in the payload cpu",
+            ],
+            id="a payload's label",
+        ),
+    ],
+)
+def test_a_manifest_that_is_not_of_the_portable_tier(
+    context: Context, platform_core: PlatformCore, changes: dict[str, Any], messages: list[str]
+) -> None:
+    path = platform_core()
+    manifest = _manifest(path, _PORTABLE, **changes)
+    edited = _edit(path, {f"{_PORTABLE}/manifest.json": manifest}, _MACHINE_CORE)
+    assert _failures(edited, replace(context, torch_libs=None)) == messages
+
+
+def test_a_portable_artifact_in_a_payload(sealed: Path, context: Context) -> None:
+    manifest = _manifest(sealed, artifact_tier="portable")
+    found = _failures(_edit(sealed, {f"{_ROOT}/manifest.json": manifest}), context)
+    assert f"{_SO}: manifest: found tier portable; wanted stock, in the payload cu118" in found
+
+
+def test_a_core_wheel_for_a_machine_without_a_manifest(context: Context, platform_core: PlatformCore) -> None:
+    path = _edit(platform_core(), {f"{_PORTABLE}/manifest.json": None}, _MACHINE_CORE)
+    assert _failures(path, context) == [
+        f"{_MACHINE_CORE}: manifest: found no manifest.json; wanted one manifest.json that this release reads"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("platform", "message"),
+    [
+        ("manylinux_2_5_x86_64", "tag: found manylinux_2_5_x86_64; wanted one of manylinux_2_17_x86_64, manylinux2014"),
+        ("manylinux_2_31_x86_64", "tag: found manylinux_2_31_x86_64; wanted one of manylinux_2_17_x86_64, "),
+        ("linux_x86_64", "tag: found linux_x86_64; wanted one of manylinux_2_17_x86_64, "),
+        (
+            "manylinux_2_17_aarch64",
+            "tag: found dsops_prebuilt-0.1.0-py3-none-manylinux_2_17_aarch64.whl: auditwheel cannot read it: ",
+        ),
+    ],
+)
+def test_a_false_tag_of_a_core_wheel(
+    context: Context, platform_core: PlatformCore, platform: str, message: str
+) -> None:
+    name = f"dsops_prebuilt-0.1.0-py3-none-{platform}.whl"
+    wheel = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{platform}\n"
+    failure, *rest = _failures(_edit(platform_core(), {f"{_CORE_INFO}/WHEEL": wheel.encode()}, name), context)
+    assert failure.startswith(f"{name}: {message}")
+    of_machine = f"{_PORTABLE_SO}: machine: found in a wheel for {platform}; wanted x86_64"
+    assert rest == ([] if platform.endswith("x86_64") else [of_machine])
+
+
+def _for_aarch64(artifact: PortableArtifact) -> PortableArtifact:
+    """The sample as a file of aarch64: it says so, and asks for what glibc has there."""
+    content = bytearray(artifact.path.read_bytes().replace(b"GLIBC_2.14", b"GLIBC_2.17"))
+    struct.pack_into("<H", content, 18, 183)  # e_machine: EM_AARCH64
+    artifact.path.write_bytes(content)
+    return replace(artifact, simd=Simd.AARCH64, kernel="neon")
+
+
+def test_what_is_not_looked_at_for_aarch64_is_said(
+    context: Context, platform_core: PlatformCore, portable_sample: PortableSample
+) -> None:
+    path = platform_core(_for_aarch64(portable_sample()), name=_MACHINE_CORE.replace("x86_64", "aarch64"))
+    assert verify_wheel(path, context)[1:] == (
+        "sample/ds0.19.8/aarch64/sample_op.neon.so: aarch64, instructions NOT checked (only x86_64's are), DT_NEEDED, "
+        "search paths, symbols",
+    )
+
+
+def test_a_library_of_another_machine_than_the_wheels(
+    context: Context, platform_core: PlatformCore, portable_sample: PortableSample
+) -> None:
+    path = platform_core(portable_sample(), _for_aarch64(portable_sample()))
+    assert _failures(path, context) == [
+        f"{_PORTABLE}/sample/ds0.19.8/aarch64/sample_op.neon.so: machine: found in a wheel for manylinux_2_17_x86_64; "
+        "wanted aarch64"
+    ]
+
+
+def test_a_byte_of_a_portable_library_that_changed_after_the_seal(
+    context: Context, platform_core: PlatformCore, elf_samples: Path
+) -> None:
+    content = bytearray((elf_samples / "portable.so").read_bytes())
+    content[-1] ^= 1
+    path = _edit(platform_core(), {_PORTABLE_SO: bytes(content)}, _MACHINE_CORE)
+    assert [line.partition(" sha256 ")[0] for line in _failures(path, context)] == [f"{_PORTABLE_SO}: manifest: found"]
+
+
+def test_a_core_wheel_is_small(context: Context, platform_core: PlatformCore) -> None:
+    noise = hashlib.shake_256(b"noise").digest(CORE_BUDGET)
+    path = _edit(platform_core(), {f"{_CORE_INFO}/licenses/NOISE": noise}, _MACHINE_CORE)
+    size = path.stat().st_size
+    assert _failures(path, context) == [f"{_MACHINE_CORE}: size: found {size} bytes; wanted at most 3000000"]
+
+
+def test_a_payload_may_be_larger_than_the_core(sealed: Path, context: Context) -> None:
+    noise = hashlib.shake_256(b"noise").digest(CORE_BUDGET)
+    verify_wheel(_edit(sealed, {f"{_INFO}/licenses/NOISE": noise}), context)
+
+
+def test_the_loader_alone_under_the_name_of_a_machine(context: Context, loader_wheel: Path) -> None:
+    tag, *found = _failures(loader_wheel.rename(loader_wheel.with_name(_MACHINE_CORE)), context)
+    assert tag.startswith(f"{_MACHINE_CORE}: tag: found {_MACHINE_CORE}: auditwheel cannot read it: ")
+    assert tag.endswith("; wanted a wheel that auditwheel reads")
+    assert found == [
+        f"{_MACHINE_CORE}: manifest: found no manifest.json; wanted one manifest.json that this release reads",
+        f"{_MACHINE_CORE}: metadata: found WHEEL Tag py3-none-any; wanted py3-none-manylinux_2_17_x86_64",
+        f"{_MACHINE_CORE}: metadata: found WHEEL Root-Is-Purelib true; wanted false",
+    ]
+
+
+def test_a_core_wheel_for_a_machine_under_the_name_of_the_loader_alone(
+    context: Context, platform_core: PlatformCore
+) -> None:
+    path = platform_core()
+    foreign = (
+        "a file that the loader does not have; wanted only dsops_prebuilt/, dsops_prebuilt_activate.* and metadata"
+    )
+    assert _failures(path.rename(path.with_name(_CORE)), context) == [
+        f"{_PORTABLE}/manifest.json: contents: found {foreign}",
+        f"{_PORTABLE_SO}: contents: found {foreign}",
+        f"{_CORE}: metadata: found WHEEL Tag py3-none-manylinux_2_17_x86_64; wanted py3-none-any",
+        f"{_CORE}: metadata: found WHEEL Root-Is-Purelib false; wanted true",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        pytest.param("aaa_evil.pth", [f"aaa_evil.pth: {_FOREIGN}"], id="hook"),
+        pytest.param("torch/evil.py", [f"torch/evil.py: {_FOREIGN}"], id="another package"),
+        pytest.param("dsops_builder/cli.py", [f"dsops_builder/cli.py: {_FOREIGN}"], id="builder"),
+        pytest.param("dsops_prebuilt-0.1.0.data/scripts/pip", [f"dsops_prebuilt-0.1.0.data/scripts/pip: {_FOREIGN}"], id="script"),
+        pytest.param("dsops_prebuilt/_fast.so", [f"dsops_prebuilt/_fast.so: {_FOREIGN}", "dsops_prebuilt/_fast.so: manifest: found a shared object that is not listed; "], id="shared object of the loader"),
+        pytest.param(f"{_PORTABLE}/more.so", [f"{_PORTABLE}/more.so: manifest: found a shared object that is not listed; "], id="shared object of the tier"),
+        pytest.param(f"{_PORTABLE}/__init__.py", [f"{_PORTABLE}/__init__.py: contents: found a file that no payload has; "], id="code in the tier"),
+        pytest.param("dsops_prebuilt_payloads/__init__.py", ["dsops_prebuilt_payloads/__init__.py: contents: found a file that no payload has; "], id="code beside the tier"),
+        pytest.param("dsops_prebuilt_payloads/cpu/manifest.json", [f"{_MACHINE_CORE}: manifest: found dsops_prebuilt_payloads/cpu/manifest.json, {_PORTABLE}/manifest.json; "], id="another payload"),
+    ],
+)  # fmt: skip
+def test_a_core_wheel_has_the_loader_and_the_tier_and_nothing_else(
+    context: Context, platform_core: PlatformCore, elf_samples: Path, name: str, messages: list[str]
+) -> None:
+    content = (elf_samples / "libc10.so").read_bytes() if name.endswith(".so") else b"import os\n"
+    found = _failures(_edit(platform_core(), {name: content}, _MACHINE_CORE), context)
+    assert len(found) == len(messages)
+    assert all(failure.startswith(message) for failure, message in zip(found, messages, strict=True))
 
 
 def _rewrite(sealed: Path, changes: Mapping[str, bytes]) -> Path:
