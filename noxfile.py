@@ -69,7 +69,7 @@ def core(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what the loader costs, and a step of Adam by tier; the JSON goes to stdout."""
+    """Measure what the loader costs, and a step of Adam by tier, into dist/bench.json."""
     builder(session, "bench", "1_cpu")
 
 

@@ -272,7 +272,7 @@ class _Commands:
         core.build_core(self._core_builder(file, place))
         pythons = {target.python for target in plan.targets}
         if not all(smoke.has_payload(place.dist, plan.label, each) for each in pythons):
-            self.report.wheels(pipeline.build_row(loaded, plan, place, runner=self._shell(), report=self.report))
+            pipeline.build_row(loaded, plan, place, runner=self._shell(), report=self.report)
         return loaded, plan, place
 
     def _core_builder(self, file: Path, place: pipeline.Workplace) -> CoreBuilder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests.torch import calls
 from tests.torch.calls import ALIKE, NUMBERS, OPTIMIZER, Subclass, block, outcome, tensors, update
+from tests.torch.opening import run_script
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 HEAD = "adam_update(int, int, float, float, float, float, float, bool, Tensor, Tensor, Tensor, Tensor)"
@@ -37,6 +39,34 @@ def released(offset: int) -> torch.Tensor:
     tensor = torch.rand(64)[offset : offset + 16]
     tensor.untyped_storage().resize_(0)
     return tensor
+
+
+def test_a_released_storage_is_seen_at_low_addresses_too(cpu_adam_path: Path) -> None:
+    """Where Python is no PIE, tensors may lie below any offset: then each address is compared with its own."""
+    script = f"""
+import sys
+import torch
+from pathlib import Path
+from dsops_prebuilt.portable import _steps, _tensors
+from tests.torch.opening import open_portable
+
+_steps.LOW = _tensors.LOW = 2**62  # every address is a low one now
+module = open_portable(Path(sys.argv[1]))
+module.create_adam(0, *{OPTIMIZER})
+tensors = [torch.ones(16) for _ in range(4)]
+assert module.adam_update(*{NUMBERS}, *tensors) == 0 and tensors[0][0] < 1
+for place in range(4):
+    for offset in (0, 8):
+        gone = torch.rand(64)[offset : offset + 16]
+        gone.untyped_storage().resize_(0)
+        try:
+            module.adam_update(*{NUMBERS}, *tensors[:place], gone, *tensors[place + 1 :])
+        except ValueError as error:
+            print(error)
+"""
+    done = run_script(script, str(cpu_adam_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("was the storage released?") == 8
 
 
 def quantised() -> torch.Tensor:

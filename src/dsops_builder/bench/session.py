@@ -1,4 +1,4 @@
-"""Run every measurement with a row's wheels in a clean environment, and print them as one JSON value."""
+"""Run every measurement with a row's wheels in a clean environment, and write them as one JSON value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsops_builder.smoke.environment import Environments, find_core, of_row
 
 
 def bench(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, report: Report) -> None:
-    """Measure and print. The plan's wheels and the core wheel must lie in ``place.dist``."""
+    """Measure, and write ``bench.json`` beside the wheels, which are the plan's and the core's."""
     target = plan.targets[0]
     with tempfile.TemporaryDirectory(prefix="dsops-bench-") as scratch:
         with report.step(f"{STARTS} starts of Python, with and without the loader, interleaved"):
@@ -46,7 +46,9 @@ def bench(matrix: Matrix, plan: Plan, place: Workplace, *, runner: Runner, repor
         "load_ms": loads,
         "adam": steps,
     }
-    report.data(json.dumps(result, indent=1))
+    written = place.dist / "bench.json"
+    written.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report.data(str(written))
 
 
 def _processor() -> str:

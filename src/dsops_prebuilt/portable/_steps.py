@@ -33,7 +33,7 @@ def _four(entry: Entry, library: Library, tensors: Tensors, general: Function) -
     pack = Struct(Signature.parse(entry.name, entry.signature).layout).pack
     call, failure, handle, facts = library.caller(entry), library.failure, entry.handle, tensors.facts
     # Methods of the class: no object but a tensor passes them, and they are faster than a tensor's own.
-    data_ptr, dense, intact = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.intact
+    data_ptr, dense, offset = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.kind.storage_offset
 
     def step(  # noqa: PLR0917  eight numbers and four tensors: packing them by name is what makes it fast
         a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, p: Any, q: Any, r: Any, s: Any, /
@@ -48,7 +48,13 @@ def _four(entry: Entry, library: Library, tensors: Tensors, general: Function) -
                 and dense(p) and dense(q) and dense(r) and dense(s)
                 and q.dtype is kind and s.dtype is state
                 and q.nbytes == size and s.nbytes == state_size == count * state_width
-                and ((to_p > LOW and to_q > LOW and to_r > LOW and to_s > LOW) or intact(p, q, r, s))
+                and (
+                    (to_p > LOW and to_q > LOW and to_r > LOW and to_s > LOW)
+                    or (
+                        to_p != offset(p) * width and to_q != offset(q) * width
+                        and to_r != offset(r) * state_width and to_s != offset(s) * state_width
+                    )
+                )
             ):  # fmt: skip
                 return general(a, b, c, d, e, f, g, h, p, q, r, s)
             one += count
@@ -68,7 +74,7 @@ def _three(entry: Entry, library: Library, tensors: Tensors, general: Function) 
     """For parameters and gradients of one dtype and one state of another."""
     pack = Struct(Signature.parse(entry.name, entry.signature).layout).pack
     call, failure, handle, facts = library.caller(entry), library.failure, entry.handle, tensors.facts
-    data_ptr, dense, intact = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.intact
+    data_ptr, dense, offset = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.kind.storage_offset
 
     def step(*args: Any) -> Any:
         try:
@@ -82,7 +88,12 @@ def _three(entry: Entry, library: Library, tensors: Tensors, general: Function) 
                 and dense(p) and dense(q) and dense(r)
                 and q.dtype is kind
                 and q.nbytes == size and state_size == count * state_width
-                and ((to_p > LOW and to_q > LOW and to_r > LOW) or intact(p, q, r))
+                and (
+                    (to_p > LOW and to_q > LOW and to_r > LOW)
+                    or (
+                        to_p != offset(p) * width and to_q != offset(q) * width and to_r != offset(r) * state_width
+                    )
+                )
             ):  # fmt: skip
                 return general(*args)
             one += count

@@ -18,8 +18,8 @@ _TYPE_SHIFT = 56
 """A slot has the number of elements in its low bytes, and the scalar type in the highest (``table.h``)."""
 
 LOW = 2**38
-"""The address of a tensor whose storage was released is its offset, and no offset is as large as this. Few addresses
-are smaller (those of small tensors, where Python is no PIE): then the storage is asked."""
+"""The address of a tensor whose storage was released is its offset, and no offset is as large as this. Where Python is
+no PIE (Debian's and Ubuntu's are none) an address may be smaller: then it is compared with the offset."""
 
 
 class Tensors:
@@ -37,10 +37,6 @@ class Tensors:
     def slots(self, tensor: Any) -> Tuple[int, int]:
         """The slots of a contiguous tensor: its address, then its number of elements and scalar type."""
         return tensor.data_ptr(), tensor.numel() + self.facts[tensor.dtype][0]
-
-    def intact(self, *tensors: Any) -> bool:
-        """Whether these tensors lie in the memory that their storages have."""
-        return not any(self._missing(tensor) for tensor in tensors)
 
     def check(self, where: str, rule: Rule, tensors: Tuple[Any, ...]) -> None:
         """Raise :class:`TypeError` or :class:`ValueError` for the first of ``tensors`` that breaks the rule.
@@ -61,11 +57,15 @@ class Tensors:
                 and tensor.dtype in self.facts
                 and self.kind.numel(tensor) == size
                 and self.kind.is_contiguous(tensor)
-                and self.kind.data_ptr(tensor) > LOW
+                and self._has_memory(tensor)
                 for tensor in tensors
             )
         except (AttributeError, RuntimeError, TypeError):
             return False
+
+    def _has_memory(self, tensor: Any) -> bool:
+        address = self.kind.data_ptr(tensor)
+        return bool(address > LOW or address != tensor.storage_offset() * self.facts[tensor.dtype][1])
 
     def _explain(self, where: str, rule: Rule, tensors: Tuple[Any, ...]) -> None:
         size = None
