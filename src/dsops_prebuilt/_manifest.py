@@ -182,12 +182,16 @@ class _Reader:
 
     def require(self, holds: bool, where: str, expected: str, found: object) -> None:
         if not holds:
-            raise ManifestError(f"{self._origin}: {where}: expected {expected}, found {found!r}; reinstall the payload")
+            raise self._unexpected(where, expected, found)
+
+    def _unexpected(self, where: str, expected: str, found: object) -> ManifestError:
+        return ManifestError(f"{self._origin}: {where}: expected {expected}, found {found!r}; reinstall the payload")
 
     def keys(self, raw: Any, kind: type, where: str) -> Dict[str, Any]:
         self.require(isinstance(raw, dict), where, "an object", raw)
-        if raw.keys() != _names(kind):
-            self.require(False, where, f"the keys {', '.join(sorted(_names(kind)))}", sorted(raw))
+        names = _names(kind)
+        if raw.keys() != names:
+            raise self._unexpected(where, f"the keys {', '.join(sorted(names))}", sorted(raw))
         result: Dict[str, Any] = raw
         return result
 
