@@ -86,7 +86,18 @@ class StockTier:
 def installed() -> Installed:
     """The payloads on ``sys.path``, by a plain directory listing that is made once for each state of ``sys.path``."""
     entries: List[Any] = sys.path  # one that is no string is ignored by the import system too
-    return find_payloads(tuple(entry for entry in entries if isinstance(entry, str)))
+    return find_payloads(tuple(entry for entry in entries if isinstance(entry, str) and _is_place(entry)))
+
+
+def _is_place(entry: str) -> bool:
+    """Whether this path entry can be looked into: what is no place is ignored by the import system too.
+
+    The working directory may have been removed, a name may be too long, a folder may not be ours to read.
+    """
+    try:
+        return Path(entry, FOLDER).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 @cache
@@ -110,6 +121,8 @@ def _read(path: Path) -> Manifest:
     Raises :class:`IntegrityError`, with both hashes where there are two, :class:`ManifestError` for another version of
     the loader, and :class:`OSError` for a manifest that cannot be read.
     """
+    if not path.is_file():  # reading a fifo would wait for ever
+        raise IntegrityError(f"{path}: no regular file; reinstall the distribution that it came with")
     content = path.read_bytes()
     entry, label, version = path.parents[2], path.parent.name, dsops_prebuilt.__version__
     distribution = "dsops-prebuilt" if label == PORTABLE else f"dsops-prebuilt-{label}"
@@ -164,6 +177,8 @@ def verify(offer: Offer, found: Installed) -> Path:
     again = _reinstall(payload.manifest.distribution, payload.manifest.version)
     path = payload.folder / offer.artifact.file
     try:
+        if path.exists() and not path.is_file():  # reading a fifo would wait for ever
+            raise IntegrityError(f"{path}: no regular file; {again}")
         actual = file_sha256(path)
     except OSError as error:
         raise IntegrityError(f"{path}: cannot be read ({error.strerror}); {again}") from None

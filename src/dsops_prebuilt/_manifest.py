@@ -196,7 +196,8 @@ class _Reader:
         return result
 
     def text(self, raw: Any, where: str) -> str:
-        self.require(isinstance(raw, str), where, "a string", raw)
+        # Nothing that a path cannot have, or a terminal should not get.
+        self.require(isinstance(raw, str) and raw.isprintable(), where, "a printable string", raw)
         return str(raw)
 
     def number(self, raw: Any, where: str) -> int:
@@ -205,7 +206,9 @@ class _Reader:
 
     def texts(self, raw: Any, where: str) -> Tuple[str, ...]:
         self.require(isinstance(raw, list), where, "a list of strings", raw)
-        if not all(isinstance(item, str) for item in raw):  # a path for each of hundreds would be half of the time
+        if not all(
+            isinstance(item, str) and item.isprintable() for item in raw
+        ):  # a path for each of hundreds would be half of the time
             raw = [self.text(item, f"{where}[{index}]") for index, item in enumerate(raw)]
         return tuple(raw)
 

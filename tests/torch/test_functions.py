@@ -69,6 +69,13 @@ for place in range(4):
     assert done.stdout.count("was the storage released?") == 8
 
 
+def test_a_large_tensor_beyond_its_shrunk_storage_is_refused(adam: ModuleType) -> None:
+    large = [torch.ones(2**18) for _ in range(4)]
+    large[1].untyped_storage().resize_(16)
+    with pytest.raises(ValueError, match="adam_update: grads is 1048560 bytes longer than its storage"):
+        adam.adam_update(*NUMBERS, *large)
+
+
 def quantised() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -423,3 +423,13 @@ def test_the_sentence_names_the_faster_one() -> None:
         f"{fact}; torch's fused kernel is 3.0 times as fast {test}. DSOPS_TIER=reference chooses it"
     )
     assert _advice.sentence(scalar=1.0, fused=2.0) == f"{fact}; it is 2.0 times as fast as torch's fused one {test}"
+
+
+def test_tensors_that_were_made_in_inference_mode_are_updated_outside_it() -> None:
+    module = module_of("cpu_adam")
+    module.create_adam(0, LR, *BETAS, EPS, DECAY, ADAMW, QUIET)
+    with torch.inference_mode():
+        tensors = [torch.ones(16) for _ in range(4)]
+    assert module.adam_update(0, 1, LR, *BETAS, EPS, DECAY, CORRECTED, *tensors) == 0
+    assert tensors[0][0] < 1
+    module.destroy_adam(0)

@@ -16,6 +16,9 @@ from dsops_prebuilt.portable._tensors import LOW, Tensors
 
 Function = Callable[..., Any]
 
+LARGE = 2**20
+"""Bytes from which the storage's size is asked too, whose microsecond is nothing then. A smaller tensor whose storage
+was shrunk, and not released, is read beyond its end, as by the stock op."""
 _FOUR = re.compile(r"[iQfd?]{8}rrrr>i")
 _THREE = re.compile(r"[iQfd?]+rrr>i")
 
@@ -33,6 +36,7 @@ def _four(entry: Entry, library: Library, tensors: Tensors, general: Function) -
     pack = Struct(Signature.parse(entry.name, entry.signature).layout).pack
     call, failure, handle, facts = library.caller(entry), library.failure, entry.handle, tensors.facts
     # Methods of the class: no object but a tensor passes them, and they are faster than a tensor's own.
+    within = tensors.within
     data_ptr, dense, offset = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.kind.storage_offset
 
     def step(  # noqa: PLR0917  eight numbers and four tensors: packing them by name is what makes it fast
@@ -55,6 +59,7 @@ def _four(entry: Entry, library: Library, tensors: Tensors, general: Function) -
                         and to_r != offset(r) * state_width and to_s != offset(s) * state_width
                     )
                 )
+                and (size < LARGE or within(p, q, r, s))
             ):  # fmt: skip
                 return general(a, b, c, d, e, f, g, h, p, q, r, s)
             one += count
@@ -74,6 +79,7 @@ def _three(entry: Entry, library: Library, tensors: Tensors, general: Function) 
     """For parameters and gradients of one dtype and one state of another."""
     pack = Struct(Signature.parse(entry.name, entry.signature).layout).pack
     call, failure, handle, facts = library.caller(entry), library.failure, entry.handle, tensors.facts
+    within = tensors.within
     data_ptr, dense, offset = tensors.kind.data_ptr, tensors.kind.is_contiguous, tensors.kind.storage_offset
 
     def step(*args: Any) -> Any:
@@ -94,6 +100,7 @@ def _three(entry: Entry, library: Library, tensors: Tensors, general: Function) 
                         to_p != offset(p) * width and to_q != offset(q) * width and to_r != offset(r) * state_width
                     )
                 )
+                and (size < LARGE or within(p, q, r))
             ):  # fmt: skip
                 return general(*args)
             one += count

@@ -38,6 +38,13 @@ class Tensors:
         """The slots of a contiguous tensor: its address, then its number of elements and scalar type."""
         return tensor.data_ptr(), tensor.numel() + self.facts[tensor.dtype][0]
 
+    def within(self, *tensors: Any) -> bool:
+        """Whether contiguous tensors lie inside their storages, which may have been shrunk."""
+        return all(
+            tensor.storage_offset() * tensor.element_size() + tensor.nbytes <= tensor.untyped_storage().nbytes()
+            for tensor in tensors
+        )
+
     def check(self, where: str, rule: Rule, tensors: Tuple[Any, ...]) -> None:
         """Raise :class:`TypeError` or :class:`ValueError` for the first of ``tensors`` that breaks the rule.
 
@@ -64,8 +71,7 @@ class Tensors:
             return False
 
     def _has_memory(self, tensor: Any) -> bool:
-        address = self.kind.data_ptr(tensor)
-        return bool(address > LOW or address != tensor.storage_offset() * self.facts[tensor.dtype][1])
+        return self.kind.data_ptr(tensor) != 0 and self.within(tensor)
 
     def _explain(self, where: str, rule: Rule, tensors: Tuple[Any, ...]) -> None:
         size = None

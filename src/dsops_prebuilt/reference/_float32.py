@@ -74,7 +74,7 @@ def in_float32(step: Callable[..., None], tensors: Sequence[Any], written: Tuple
     Like a kernel it leaves no trace in autograd: neither a graph nor a new version of a tensor.
     """
     whole = [tensor.data.view(-1) for tensor in tensors]
-    with torch.no_grad():
+    with torch.inference_mode():  # no_grad alone refuses to write tensors that were made in it
         for start in range(0, whole[0].numel(), PIECE):
             pieces = [tensor[start : start + PIECE] for tensor in whole]
             wide = [piece.float() for piece in pieces]  # a float32 one is the piece itself

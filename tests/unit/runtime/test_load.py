@@ -132,6 +132,39 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal(offer, tmp_path) == f"{path}: cannot be read (No such file or directory); {AGAIN}"
 
 
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    offer = install(tmp_path)
+    path = tmp_path / FOLDER / "cpu" / offer.artifact.file
+    path.unlink()
+    os.mkfifo(path)
+    assert refusal(offer, tmp_path) == f"{path}: no regular file; {AGAIN}"
+
+
+def test_a_manifest_that_is_no_regular_file_is_damaged(tmp_path: Path) -> None:
+    install(tmp_path)
+    path = tmp_path / FOLDER / "cpu/manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    find_payloads.cache_clear()
+    assert found_in(tmp_path).damaged == (f"{path}: no regular file; reinstall the distribution that it came with",)
+
+
+@pytest.mark.parametrize("entry", ["/" + "a" * 5000, "/proc/1/fdinfo/x"], ids=["too long", "not there"])
+def test_a_path_entry_that_is_no_place_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    offer = install(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry, str(tmp_path)])
+    assert _load.installed().offers == (offer,)
+
+
+def test_a_working_directory_that_was_removed_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer, gone = install(tmp_path / "site"), tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "site")])
+    assert _load.installed().offers == (offer,)
+
+
 def damage(entry: Path) -> str:
     """The one sentence about the one payload on this entry, which offers nothing."""
     find_payloads.cache_clear()
