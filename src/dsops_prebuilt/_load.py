@@ -233,10 +233,11 @@ def serve(selection: Selection, host: Host, found: Installed) -> Optional[Module
     chosen = selection.chosen
     if chosen is not None:
         module = open_offer(chosen, found)
+        notices = [f"{chosen} is used, and a payload cannot be: {fault}" for fault in found.faults]
         if host.setting("DSOPS_SIMD"):
-            from dsops_prebuilt._notice import tell_once
-
-            tell_once(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
+            notices.append(f"DSOPS_SIMD={host.setting('DSOPS_SIMD')} is in force; other ranks must use the same level")
+        for notice in notices:
+            importlib.import_module("dsops_prebuilt._notice").tell_once(notice)
         if chosen.artifact.tier == "portable" and host.processor is Simd.X86_64:
             importlib.import_module("dsops_prebuilt.reference._advice").advise(chosen.artifact.op, module)
         return module

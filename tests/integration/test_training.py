@@ -73,9 +73,13 @@ def test_a_changed_manifest_is_refused_with_its_path_and_both_hashes(environment
     recorded = file_sha256(manifest)
     manifest.write_text(manifest.read_text().replace('"cp311"', '"cp312"'))
     with pytest.raises(CommandError) as refusal:
-        environment.run(["-c", LOAD])
+        environment.run(["-c", LOAD], DSOPS_TIER="stock")
+    # Where another payload serves, that one is used, and the damaged one is still named.
+    printed = environment.run(["-c", LOAD])
+    assert "dsops_prebuilt_payloads/portable/cpu_adam/" in printed.splitlines()[-1]
     for word in (str(manifest), recorded, file_sha256(manifest)):
         assert word in str(refusal.value)
+        assert word in printed
 
 
 def test_a_miss_is_answered_on_one_screen_and_never_by_ds_opt_adam(environment: CleanEnvironment) -> None:

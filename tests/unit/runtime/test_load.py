@@ -165,6 +165,19 @@ def test_a_working_directory_that_was_removed_is_ignored(tmp_path: Path, monkeyp
     assert _load.installed().offers == (offer,)
 
 
+def test_a_payload_that_cannot_be_used_is_named_beside_the_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write_payload(tmp_path / "old", manifest_of(artifact_of(), version="0.0.9"), {})
+    offer = install(tmp_path / "new")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "old"), str(tmp_path / "new")])
+    load("cpu_adam", None, fitting())
+    assert capsys.readouterr().err == (
+        f"dsops-prebuilt: {offer} is used, and a payload cannot be: {old}/manifest.json: dsops-prebuilt-cpu 0.0.9 does "
+        f"not belong to dsops-prebuilt {VERSION}; {AGAIN}\n"
+    )
+
+
 def damage(entry: Path) -> str:
     """The one sentence about the one payload on this entry, which offers nothing."""
     find_payloads.cache_clear()
