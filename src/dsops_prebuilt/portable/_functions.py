@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from dsops_prebuilt.portable._arguments import Signature, slots_of
 from dsops_prebuilt.portable._library import FAILED, Entry, Library
-from dsops_prebuilt.portable._rules import RULES, Rule, check_values
+from dsops_prebuilt.portable._rules import RULES, by_parameter, check_values
 from dsops_prebuilt.portable._steps import Function, make_step
 from dsops_prebuilt.portable._tensors import Tensors
 
@@ -69,7 +69,7 @@ class _Maker:
         """Raise for tensors, and numbers, that the sources would take for granted."""
         name, rule = signature.name, RULES.get(signature.name)
         check_values(signature.name, signature.letters, values)
-        groups = _groups(name, rule, values) if "[[t]]" in signature.letters and rule else []
+        groups = by_parameter(name, rule, values) if "[[t]]" in signature.letters and rule else []
         single = tuple(value for letter, value in zip(signature.letters, values) if letter in "rt")
         if rule and not groups and len(single) == len(rule.tensors):
             groups = [single]
@@ -97,12 +97,3 @@ class _Maker:
     def _let_go(self) -> None:
         for token in self._library.released():
             self._kept.pop(token, None)
-
-
-def _groups(name: str, rule: Rule, values: Sequence[Any]) -> List[Tuple[Any, ...]]:
-    """The tensors of each parameter, out of one list for each of the rule's."""
-    lists = next(value for value in values if isinstance(value, list))
-    if len(lists) != len(rule.tensors) or len({len(tensors) for tensors in lists}) != 1:
-        found = f"{len(lists)} lists of {[len(tensors) for tensors in lists]} tensors"
-        raise ValueError(f"{name}: {found}; one list each of {', '.join(rule.tensors)} is needed")
-    return list(zip(*lists))

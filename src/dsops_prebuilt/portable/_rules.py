@@ -8,7 +8,7 @@ does not fit is memory that is not the tensor's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,18 @@ RULES: Dict[str, Rule] = {
 
 _GROUPS = 1024
 """ZEN_MAX_GROUPS of csrc/adam/cpu_adam_impl.cpp (0.19.3 to 0.19.8), which ``zenflow_adam_submit`` does not check."""
+
+
+def by_parameter(name: str, rule: Rule, values: Sequence[Any]) -> List[Tuple[Any, ...]]:
+    """The tensors of each parameter, out of the one value that is a list: one list for each of the rule's.
+
+    Raises :class:`ValueError` for another number of lists, and for lists of different lengths.
+    """
+    lists = next(value for value in values if isinstance(value, list))
+    if len(lists) != len(rule.tensors) or len({len(tensors) for tensors in lists}) != 1:
+        found = f"{len(lists)} lists of {[len(tensors) for tensors in lists]} tensors"
+        raise ValueError(f"{name}: {found}; one list each of {', '.join(rule.tensors)} is needed")
+    return list(zip(*lists))
 
 
 def check_values(name: str, letters: Sequence[str], values: Sequence[Any]) -> None:

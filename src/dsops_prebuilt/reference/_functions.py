@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict
 
 from dsops_prebuilt.portable._arguments import Signature
-from dsops_prebuilt.portable._rules import RULES, check_values
+from dsops_prebuilt.portable._rules import RULES, by_parameter, check_values
 from dsops_prebuilt.portable._tensors import Tensors
 
 Function = Callable[..., Any]
@@ -57,7 +57,7 @@ def _checked(name: str, text: str, run: Function, tensors: Tensors) -> Function:
         check_values(name, signature.letters, values)
         if rule is not None and starts < 0:
             tensors.check_one(f"{name}: an argument", values[1])
-            for group in _groups(name, rule.tensors, values[2]):
+            for group in by_parameter(name, rule, values):
                 tensors.check(name, rule, group)
         elif rule is not None:
             tensors.check(name, rule, tuple(values[starts:]))
@@ -66,14 +66,6 @@ def _checked(name: str, text: str, run: Function, tensors: Tensors) -> Function:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{signature}: DeepSpeed's function of this name, in plain torch."
     return function
-
-
-def _groups(name: str, words: Sequence[str], lists: List[List[Any]]) -> List[Any]:
-    """The tensors of each parameter, out of one list for each of ``words``."""
-    if len(lists) != len(words) or len({len(tensors) for tensors in lists}) != 1:
-        found = f"{len(lists)} lists of {[len(tensors) for tensors in lists]} tensors"
-        raise ValueError(f"{name}: {found}; one list each of {', '.join(words)} is needed")
-    return list(zip(*lists))
 
 
 def _dense(value: Any) -> Any:
